@@ -101,8 +101,8 @@ class Case:
             seed, path, prompt, context, r.choice((512, 512, 16, 7)), r.choice((1, 2)),
             r.random() < 0.5, r.random() < 0.5, r.choice(picks), config,
             r.choice((-1, -1, 1, 2, 13)), r.random() < 0.3,
-            tuple(r.sample(DRAFTERS, r.randint(1, 2))), r.choice((1, 2, 4, 7, 15, 20)),
-            r.random() < 0.3, r.random() < 0.5,
+            tuple(dict.fromkeys(r.sample(DRAFTERS, r.randint(1, 2)))),
+            r.choice((1, 2, 4, 7, 15, 20)), r.random() < 0.3, r.random() < 0.5,
         )  # fmt: skip
 
 
@@ -154,7 +154,8 @@ class Bench:
             return ModelDrafter(Runner(other, self.session, case.context, cache_dtype=F32))
         assert self.head is not None
         runner = DraftRunner(self.head, self.session, case.context, cache_dtype=self.cache)
-        return EagleDrafter(runner, tree=r.choice(TREES) if name == "tree" else None)
+        tree = r.choice(TREES) if name == "tree" else None
+        return EagleDrafter(runner, tree=tree, name=name)
 
 
 def complaint(case: Case) -> tuple[str, int]:

@@ -1,13 +1,17 @@
 """Drafts, lookup drafters and acceptance against brute force."""
 
 from collections import Counter
+from collections.abc import Sequence
 from math import prod
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.decode.draft.lookup import DISCOUNTS, PromptLookup, SuffixDrafter, continuation
 from ggraph.decode.draft.tree import ROOT, Draft
+from ggraph.decode.speculation import Speculation
+from ggraph.errors import InputError
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -113,3 +117,35 @@ def test_tree_rows_see_their_ancestors_only() -> None:
         [1, 1, 0, 1, 0],
         [1, 1, 0, 1, 1],
     ]
+
+
+class Listener:
+    """A drafter that only remembers what it was told."""
+
+    taps = ()
+
+    def __init__(self, name: str) -> None:
+        self.name, self.text = name, list[int]()
+
+    def begin(self, first: int) -> None:
+        self.text = [first]
+
+    def observe(self, tokens: Sequence[int], features: object) -> None:
+        self.text += tokens
+
+    def propose(self, limit: int) -> Draft:
+        return Draft()
+
+
+@given(st.lists(st.sampled_from(["lookup", "eagle3", "tree"]), max_size=3), TEXTS)
+def test_every_drafter_is_told_the_whole_text_or_refused(names: list[str], text: list[int]) -> None:
+    """What is learned of drafters, and what each knows, is kept under their names."""
+    drafters = [Listener(n) for n in names]
+    if len(set(names)) < len(names):
+        with pytest.raises(InputError, match="a name of its own"):
+            Speculation(drafters)
+        return
+    drafts = Speculation(drafters)
+    drafts.begin(text)
+    drafts.read()
+    assert [d.text for d in drafters] == [text for _ in names]

@@ -119,6 +119,9 @@ class Speculation:
         longest: int = 0,
     ) -> None:
         self.drafters, self.policy = tuple(drafters), policy or Fixed(0)
+        names = [d.name for d in self.drafters]
+        if len({*names}) < len(names):
+            raise InputError(f"drafters {names}: each has a name of its own, or nothing is learned")
         self.law, self.longest = law, longest
         self._vocabulary = 0
         self._runner: Steps | None = None  # whose rows the text has
