@@ -45,7 +45,9 @@ TESTS = {
     "ggraph/verify": (
         "verify",
         "verify_static",
+        "verify_spans",
         "verify_figures",
+        "verify_parts",
         "verify_wiring",
         "verify_repairs",
         "verify_brute",
@@ -59,6 +61,8 @@ FIRST = {
     "listed": "listing",
     "live": "verify_figures",
     "static": "verify_static",
+    "spans": "verify_spans",
+    "parts": "verify_parts",
     "wiring": "verify_wiring",
     "report": "verify_repairs",
 }
