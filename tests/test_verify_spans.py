@@ -1,10 +1,13 @@
 """The verifier's ranges and clocks by themselves, against their definitions."""
 
+from collections import Counter
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.verify.clocks import Clocks
-from ggraph.verify.spans import Disjoint, meetings
+from ggraph.verify.spans import Disjoint, first_and_last, meetings, merged
 
 RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8)
 
@@ -32,6 +35,32 @@ def test_ranges_meet_where_they_share_a_byte(
     assert len(found) == len(set(found))
     assert set(found) == {(i, j) for i, r in enumerate(one) for j, s in enumerate(other)
                           if overlap(r, s)}  # fmt: skip
+
+
+SOME = st.tuples(st.integers(0, 9), st.integers(1, 9)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+@given(st.lists(SOME, max_size=6))
+def test_merged_ranges_are_the_same_bytes_and_do_not_touch(ranges: list[tuple[int, int]]) -> None:
+    found = merged(ranges)
+    assert {b for r in found for b in range(*r)} == {b for r in ranges for b in range(*r)}
+    assert all(start < stop for start, stop in found)
+    assert all(one[1] < other[0] for one, other in pairwise(found))
+
+
+@given(st.dictionaries(SOME, st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6))
+def test_each_byte_has_the_first_and_the_last_number_of_what_covers_it(
+    uses: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    wanted = Counter(
+        (min(uses[r][0] for r in over), max(uses[r][1] for r in over))
+        for byte in range(20)
+        if (over := [r for r in uses if byte in range(*r)])
+    )
+    found = Counter[tuple[int, int]]()
+    for nbytes, first, last in first_and_last(uses):
+        found[first, last] += nbytes
+    assert found == wanted
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.integers(1, 3), st.data())
