@@ -9,6 +9,7 @@ import math
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -545,4 +546,39 @@ def test_bad_hugging_face_folders_are_refused(tmp_path, name, text, message):
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(FormatError, match=message):
+        Tokenizer.from_hf(tmp_path)
+
+
+ODD_PARTS = [None, -1, 1 << 40, 0.5, True, "", "<|im_end|>", "\ud800", [], [1], [["a", "b"]], {},
+             {"type": "Sequence", "decoders": [3]}, {"type": ["x"]}, {"content": 3}]  # fmt: skip
+
+
+@given(st.data())
+def test_a_damaged_hugging_face_tokenizer_is_read_or_refused(hf_folder, data):
+    """Of some prefixes the engine panics, which is no Exception."""
+    parsed = json.loads((hf_folder / "tokenizer.json").read_text())
+    part = parsed
+    for _ in range(data.draw(st.integers(1, 3))):
+        keys = [*part][:40] if isinstance(part, dict) else [*range(min(len(part), 8))]
+        held, key = part, data.draw(st.sampled_from(keys))
+        part = held[key]
+        if not isinstance(part, dict | list) or not part:
+            break
+    held[key] = data.draw(st.sampled_from(ODD_PARTS))
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(parsed))
+        try:
+            t = Tokenizer.from_hf(folder)
+        except FormatError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1500
+        else:
+            t.decode(t.encode("a b\n<|im_end|>é", special=True))
+
+
+def test_a_panic_of_the_engine_is_a_refusal(tmp_path):
+    write_hf_byte_level(tmp_path)
+    parsed = json.loads((tmp_path / "tokenizer.json").read_text())
+    parsed["model"]["continuing_subword_prefix"] = "<|im_end|>"  # longer than the merges' parts
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    with pytest.raises(FormatError, match=r"tokenizer\.json: range end"):
         Tokenizer.from_hf(tmp_path)

@@ -114,7 +114,9 @@ def _vocabulary(
 def _engine(source: str) -> Engine:
     try:
         return Engine.from_str(source)
-    except Exception as e:  # the engine raises bare Exception for every fault of the file
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # bare Exception for most faults of the file; a panic is none even
         raise FormatError(f"tokenizer.json: {e}") from None
 
 
