@@ -361,7 +361,7 @@ def _nest(a: Args, variant: str) -> Iterator[Patch]:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(UNITS, _unit), "copy": _one,
+    **dict.fromkeys(UNITS, _unit),
     **{f"{unit}_quantise": _unit_quantise for unit in UNITS},
     "rms_norm": _norm, "rms_norm_quantise": _norm_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
