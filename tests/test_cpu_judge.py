@@ -89,7 +89,7 @@ def test_a_footprint_asks_for_words_that_its_kernel_has() -> None:
         if found is not None:
             rule, variant = found
             families.add(name.removesuffix(variant))
-            words = Asked(a for a in spec.args if ":" not in a)
+            words = Asked(a for a, is_number in spec.words.items() if not is_number)
             touched = {patch.argument for patch in rule(words, variant)}
             if strange := words.missing | (touched - set(words)):
                 wrong[name] = strange

@@ -58,8 +58,8 @@ def decoded(code: Array, names: Sequence[str]) -> Iterator[Line]:
 
 def _arguments(name: str, words: Sequence[int]) -> Args:
     """Integer arguments by name; numbers are left out."""
-    pairs = zip(KERNELS[name].args, words[HEADER_WORDS:], strict=False)
-    return {argument: word for argument, word in pairs if ":" not in argument}
+    pairs = zip(KERNELS[name].words.items(), words[HEADER_WORDS:], strict=False)
+    return {argument: word for (argument, is_number), word in pairs if not is_number}
 
 
 def judge(code: Array, names: Sequence[str], grounds: Iterable[Ground]) -> int:

@@ -22,22 +22,21 @@ Argument = int | float | Array
 
 def encode(name: str, values: dict[str, Argument]) -> list[int]:
     """The argument words of one call of kernel `name`. BackendError for wrong names."""
-    spec = KERNELS[name]
-    plain = [a.removesuffix(":f") for a in spec.args]
-    if set(plain) != set(values):
-        raise BackendError(f"{name}: expected arguments {plain}, got {sorted(values)}")
-    return [_word(name, a, values[p]) for a, p in zip(spec.args, plain, strict=True)]
+    words = KERNELS[name].words
+    if words.keys() != values.keys():
+        raise BackendError(f"{name}: expected arguments {[*words]}, got {sorted(values)}")
+    return [_word(name, a, is_number, values[a]) for a, is_number in words.items()]
 
 
-def _word(name: str, declared: str, value: Argument) -> int:
-    if declared.endswith(":f"):
+def _word(name: str, argument: str, is_number: bool, value: Argument) -> int:
+    if is_number:
         if isinstance(value, np.ndarray):
-            raise BackendError(f"{name}: {declared} is a number, got an array")
+            raise BackendError(f"{name}: {argument} is a number, got an array")
         return int(struct.unpack("<q", struct.pack("<d", value))[0])
     if isinstance(value, np.ndarray):
         return int(value.ctypes.data)
     if isinstance(value, float):
-        raise BackendError(f"{name}: {declared} is an integer, got {value}")
+        raise BackendError(f"{name}: {argument} is an integer, got {value}")
     return int(value)
 
 

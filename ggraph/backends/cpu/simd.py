@@ -12,7 +12,7 @@ Legend: addresses are plain i64 numbers, so address arithmetic is byte arithmeti
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from llvmlite import ir
 
@@ -67,8 +67,7 @@ class Val:
     def __add__(self, other: "Num") -> "Val":
         return self._emit("add", "fadd", other)
 
-    def __radd__(self, other: "Num") -> "Val":
-        return self._emit("add", "fadd", other)
+    __radd__ = __add__
 
     def __sub__(self, other: "Num") -> "Val":
         return self._emit("sub", "fsub", other)
@@ -79,8 +78,7 @@ class Val:
     def __mul__(self, other: "Num") -> "Val":
         return self._emit("mul", "fmul", other)
 
-    def __rmul__(self, other: "Num") -> "Val":
-        return self._emit("mul", "fmul", other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: "Num") -> "Val":
         return self._emit("udiv", "fdiv", other)
@@ -178,6 +176,11 @@ class KernelSpec:
     build: Callable[["Kernel"], Val | None]
     returns: bool = False  # a word, which `build` gives
 
+    @cached_property
+    def words(self) -> dict[str, bool]:
+        """Its arguments' plain names in order, and whether each is a float64 number."""
+        return {a.removesuffix(":f"): a.endswith(":f") for a in self.args}
+
 
 KERNELS: dict[str, KernelSpec] = {}
 
@@ -236,12 +239,11 @@ class Kernel:
         return value
 
     def arg(self, name: str) -> Val:
-        """The instruction's word called `name`: i64, or f32 if it is declared with ":f"."""
-        is_float = name + ":f" in self.spec.args
-        index = HEADER_WORDS + self.spec.args.index(name + ":f" * is_float)
-        if not is_float:
-            return self.load(self.instruction + 8 * index, I64)
-        return Val(self, self.b.fptrunc(self.load(self.instruction + 8 * index, F64).v, F32))
+        """The instruction's word called `name`: i64, or f32 where it is a number."""
+        at = self.instruction + 8 * (HEADER_WORDS + list(self.spec.words).index(name))
+        if not self.spec.words[name]:
+            return self.load(at, I64)
+        return Val(self, self.b.fptrunc(self.load(at, F64).v, F32))
 
     def flag(self, bit: int) -> Val:
         """Whether the instruction has a flag."""
@@ -375,17 +377,15 @@ class Kernel:
 
         return own(rows, rows >= many), own(units, rows < many)
 
-    @contextmanager
-    def when(self, condition: Val) -> Iterator[None]:
+    def when(self, condition: Val) -> Branch:
         """The body runs only where the scalar condition holds."""
-        with self.b.if_then(condition.v):
-            yield
+        branch: Branch = self.b.if_then(condition.v)
+        return branch
 
-    @contextmanager
-    def if_else(self, condition: Val) -> Iterator[tuple[Branch, Branch]]:
+    def if_else(self, condition: Val) -> AbstractContextManager[tuple[Branch, Branch]]:
         """Gives two contexts: `with k.if_else(c) as (then, other)`, then `with then: ...`."""
-        with self.b.if_else(condition.v) as branches:
-            yield branches
+        both: AbstractContextManager[tuple[Branch, Branch]] = self.b.if_else(condition.v)
+        return both
 
     @contextmanager
     def while_(self, condition: Callable[[], Val]) -> Iterator[None]:
