@@ -99,6 +99,6 @@ def test_packed_weights_lie_on_guarded_pages() -> None:
     for title, world in kit.worlds("cpu"):
         assert kit.check(world, case, 0)
         held = {id(a) for a in world.ground.held}
-        packed = [p.data for p in world.device._packer.made.values()]
+        packed = [p.data for forms in world.device._packer.made.values() for p in forms.values()]
         assert id(packed[-1]) in held, title
         world.device.close()

@@ -16,7 +16,7 @@ from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.numpy_step import is_fixed, logical, numpy_step
-from ggraph.backends.cpu.packing import PackedKey, Packer
+from ggraph.backends.cpu.packing import Form, Packer, form_of
 from ggraph.backends.cpu.pages import drop_map, file_map
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
@@ -50,7 +50,7 @@ class CpuBackend(HostMemory, Backend):
     pool: Pool
     exact: bool = False
     profile: Profile | None = None
-    _decoded: dict[PackedKey, Array] = field(default_factory=dict)  # as float32
+    _decoded: dict[Memory, dict[Form, Array]] = field(default_factory=dict)  # as float32
     _closed: bool = False
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class CpuBackend(HostMemory, Backend):
     def free(self, memory: Memory) -> None:
         """Forget what was made of a weight; the bytes go with their last user."""
         self._packer.free(memory)
-        self._decoded = {k: v for k, v in self._decoded.items() if k[0] is not memory}
+        self._decoded.pop(memory, None)
 
     def expect(self, weights: Iterable[RawTensor]) -> None:
         """Have what is likely to be missing of their kernels compiled, memory for their packed
@@ -120,7 +120,7 @@ class CpuBackend(HostMemory, Backend):
         pieces: list[Piece] = []
         spans: list[Span] = []
         fallbacks = []
-        weights = {id(r.memory): r.tensor.nbytes for r in _weights(launches)}
+        weights = {r.memory: r.tensor.nbytes for r in _weights(launches)}
         stream = sum(weights.values()) > last_cache()
         low = Lowering(self._packer, stream)
         for x in launches:
@@ -135,8 +135,8 @@ class CpuBackend(HostMemory, Backend):
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
         if self._packer.finish():
-            for ref in _weights(launches):
-                drop_map(ref.memory.handle)
+            for memory in weights:
+                drop_map(memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _flush(
@@ -153,7 +153,8 @@ class CpuBackend(HostMemory, Backend):
         judge(flat.code, flat.names, (low.ground(*span) for span in spans))
         steps.append(lambda: self.pool.run(flat))
         if self.profile is not None:
-            held = {id(key[0]): packed.data.nbytes for key, packed in self._packer.made.items()}
+            made = self._packer.made.items()
+            held = {id(m): packed.data.nbytes for m, forms in made for packed in forms.values()}
             pieces += pieces_of(self.pool, flat, spans, held)
 
     def meanwhile(self, work: Callable[[], object]) -> None:
@@ -202,10 +203,10 @@ class CpuBackend(HostMemory, Backend):
         t = ref.tensor
         if not is_fixed(t):
             return None
-        key = (ref.memory, ref.offset, t.dtype.name, t.shape, t.strides)
-        if key not in self._decoded:
-            self._decoded[key] = logical(ref)
-        return self._decoded[key]
+        forms, form = self._decoded.setdefault(ref.memory, {}), form_of(ref, t.dtype)
+        if form not in forms:
+            forms[form] = logical(ref)
+        return forms[form]
 
 
 def _weights(launches: Sequence[Launch]) -> Iterator[Ref]:

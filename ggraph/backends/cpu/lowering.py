@@ -78,7 +78,7 @@ class Lowering:
         return self.packer.weight(ref)
 
     def _image(self, ref: Ref) -> Array | None:
-        packed = self.packer.made.get(self.packer.key(ref)) if is_weight(ref.tensor) else None
+        packed = self.packer.found(ref) if is_weight(ref.tensor) else None
         return None if packed is None else packed.data
 
     def rows(self, launch: Launch, m: int, k: int) -> Scratch:

@@ -40,8 +40,13 @@ class Packed:
     data: Array
 
 
-# What a packed form depends on: the memory, where in it, and the matrix that is read there.
-PackedKey = tuple[Memory, int, str, tuple[int, ...], tuple[int, ...]]
+# Which matrix of a memory, and as what: its place there, the type, shape and strides.
+Form = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+
+
+def form_of(ref: Ref, dtype: DType) -> Form:
+    """A weight as numbers of a type: what is made of one memory is told apart by that."""
+    return ref.offset, dtype.name, ref.tensor.shape, ref.tensor.strides
 
 
 def packing(dtype: DType) -> str:
@@ -68,7 +73,7 @@ class Packer:
     pool: Pool
     exact: bool
     shelf: Shelf = field(default_factory=Shelf)
-    made: dict[PackedKey, Packed] = field(default_factory=dict)
+    made: dict[Memory, dict[Form, Packed]] = field(default_factory=dict)
     _waiting: list[tuple[DType, Array, Array]] = field(default_factory=list)  # type, rows, room
     _fresh: bool = False  # whether a weight came since all were packed
 
@@ -92,18 +97,21 @@ class Packer:
         for windows in files.values():
             self._ahead.ask(hull(windows))
 
-    def key(self, ref: Ref) -> PackedKey:
-        """Under what a weight's packed form is kept."""
-        t = ref.tensor
-        return ref.memory, ref.offset, kept_as(t.dtype, self.exact).name, t.shape, t.strides
+    def found(self, ref: Ref) -> Packed | None:
+        """The packed form of a weight, where one is made."""
+        return self.made.get(ref.memory, {}).get(self._form(ref))
 
     def weight(self, ref: Ref) -> Packed:
         """The packed form of a weight: its bytes are there once `work` has been called."""
-        key = self.key(ref)
-        if key not in self.made:
-            self.made[key] = self._begun(ref)
+        found = self.found(ref)
+        if found is None:
+            found = self._begun(ref)
+            self.made.setdefault(ref.memory, {})[self._form(ref)] = found
             self._fresh = True
-        return self.made[key]
+        return found
+
+    def _form(self, ref: Ref) -> Form:
+        return form_of(ref, kept_as(ref.tensor.dtype, self.exact))
 
     def _begun(self, ref: Ref) -> Packed:
         t = ref.tensor
@@ -162,7 +170,7 @@ class Packer:
 
     def free(self, memory: Memory) -> None:
         """Forget what was made of a weight."""
-        self.made = {k: v for k, v in self.made.items() if k[0] is not memory}
+        self.made.pop(memory, None)
 
 
-__all__ = ["Packed", "PackedKey", "Packer", "pack_piece", "packing"]
+__all__ = ["Form", "Packed", "Packer", "form_of", "pack_piece", "packing"]
