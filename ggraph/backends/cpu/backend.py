@@ -135,8 +135,8 @@ class CpuBackend(HostMemory, Backend):
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
         if self._packer.finish():
-            for memory in weights:
-                drop_map(memory.handle)
+            for window in {id(file_map(m.handle)): m.handle for m in weights}.values():
+                drop_map(window)  # once for each file
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _flush(
