@@ -30,7 +30,8 @@ import numpy as np
 from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.loops import Planned, plan_nests
-from ggraph.backends.cpu.nest import names, register
+from ggraph.backends.cpu.nest import register
+from ggraph.backends.cpu.nest_form import names
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 

@@ -21,7 +21,8 @@ from ggraph.backends.cpu import (  # noqa: F401
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
 from ggraph.backends.cpu.isa import Isa, host, limited, plain
 from ggraph.backends.cpu.jit import Jit, host_jit
-from ggraph.backends.cpu.nest import Nest, Operand, register
+from ggraph.backends.cpu.nest import register
+from ggraph.backends.cpu.nest_form import Nest, Operand
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes

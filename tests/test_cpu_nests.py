@@ -17,7 +17,8 @@ from ggraph import Graph, Options, Session, Tensor, input, open_backend, ops, we
 from ggraph.backends.cpu import cpu_spec
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.loops import plan_nests
-from ggraph.backends.cpu.nest import Nest, Operand, register
+from ggraph.backends.cpu.nest import register
+from ggraph.backends.cpu.nest_form import Nest, Operand
 from ggraph.backends.cpu.tiles import packed_bytes
 from ggraph.dtype import BY_NAME, F32, as_dtype
 from ggraph.errors import GraphError, InputError, PlaceError, ShapeError

@@ -14,7 +14,8 @@ from ggraph.backends.cpu import lower, together  # noqa: F401  (all kernels)
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import SOURCE, WATCHERS, Jit
-from ggraph.backends.cpu.nest import Nest, Operand, register
+from ggraph.backends.cpu.nest import register
+from ggraph.backends.cpu.nest_form import Nest, Operand
 from ggraph.backends.cpu.rehearsal import products
 from ggraph.backends.cpu.simd import KERNELS
 from ggraph.formats.checkpoint import RawTensor

@@ -94,6 +94,3 @@ class Ahead:
 def _live(entry: "ctypes._FuncPointer", words: Array, *held: Array) -> None:
     """One foreign call, which lets other threads of Python run; `held` lives as long."""
     entry(words.ctypes.data, 0, 1)
-
-
-__all__ = ["Ahead", "ahead_ask", "ahead_touch"]

@@ -181,6 +181,3 @@ def _once(pool: Pool, program: Flat) -> float:
     begun = time.perf_counter()
     pool.run(program)
     return time.perf_counter() - begun
-
-
-__all__ = ["Ceilings", "launch_seconds", "measure_ceilings", "products_ceiling", "read_ceiling"]

@@ -48,6 +48,3 @@ class Copier:
             program = self._programs[nbytes]
             program.code[0, HEADER_WORDS : HEADER_WORDS + 2] = to, at
             self.pool.run(program)
-
-
-__all__ = ["SHARED", "Copier", "copy"]

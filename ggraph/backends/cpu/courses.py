@@ -99,8 +99,3 @@ def each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
 def end_of(k: Kernel, slot: Val) -> Val:
     """The last row of the step that is text of a slot for certain; below 0: none."""
     return k.minimum(entry(k, k.arg("certain"), slot), k.arg("m") - 1)
-
-
-__all__ = [
-    "MAX_ROWS", "each_changed", "each_replayed", "end_of", "entry", "follow", "owners", "walk",
-]  # fmt: skip

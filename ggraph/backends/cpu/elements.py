@@ -64,6 +64,3 @@ def _to_bf16(k: Kernel, value: Val) -> Val:
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = (bits >> 16) | 0x40
     return k.cast("trunc", k.select(value.is_nan(), quiet, rounded), _like(value, I16))
-
-
-__all__ = ["ELEMENT_BYTES", "MOVED", "STORED", "as_computed", "as_stored", "number", "put"]

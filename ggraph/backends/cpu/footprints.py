@@ -13,7 +13,7 @@ from functools import cache
 from ggraph.backends.cpu import attention
 from ggraph.backends.cpu.elements import ELEMENT_BYTES
 from ggraph.backends.cpu.elementwise import UNITS
-from ggraph.backends.cpu.nest import names
+from ggraph.backends.cpu.nest_form import names
 from ggraph.backends.cpu.patches import Args, Patch, Rule
 from ggraph.backends.cpu.patches import reads as _reads
 from ggraph.backends.cpu.patches import writes as _writes

@@ -235,6 +235,3 @@ def pool_work(k: Kernel) -> None:
             _replay(k, job, job[0], 0)
             atomic_store(k, state, AWAKE)  # before `finished`: the next job may come right after
             atomic(k, "add", job[3], 1)
-
-
-__all__ = ["ASLEEP", "CPU_SET", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]

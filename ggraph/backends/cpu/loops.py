@@ -12,7 +12,8 @@ import numpy as np
 
 from ggraph.backends.cpu.elements import ELEMENT_BYTES, MOVED
 from ggraph.backends.cpu.interpreter import WORDS
-from ggraph.backends.cpu.nest import FIRST, Nest, Operand
+from ggraph.backends.cpu.nest import FIRST
+from ggraph.backends.cpu.nest_form import Nest, Operand
 from ggraph.backends.cpu.simd import HEADER_WORDS
 from ggraph.device import Need
 from ggraph.dtype import F32, DType
@@ -302,6 +303,3 @@ def _computes(kinds: Sequence[str], op: str) -> str:
     if len(kinds) == 2 and kinds[0] == kinds[1]:
         return kinds[0] if kinds[0] in MOVED else "f32"
     return "i64" if op == "source" and all(k.startswith("i") for k in kinds) else "f32"
-
-
-__all__ = ["Nests", "Planned", "plan_nests", "rooms"]

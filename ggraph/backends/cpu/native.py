@@ -3,7 +3,7 @@
 from llvmlite import ir
 
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.nest import names
+from ggraph.backends.cpu.nest_form import names
 from ggraph.backends.cpu.simd import HEADER_WORDS, I64, Kernel, kernel
 from ggraph.backends.protocol import Launch
 from ggraph.extend import address_of

@@ -362,13 +362,3 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     if t.op == "conv_2d":
         return convolves(t)
     return t.op == "get_rows" and looks_up(t)
-
-
-__all__ = [
-    "attends", "attends_plainly", "bounded", "carries", "chosen", "convolves", "factors",
-    "gates",
-    "gates_at_once",
-    "held_bytes", "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots",
-    "looks_up", "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "nets",
-    "packs", "stores", "takes_floats", "turns", "turns_into",
-]  # fmt: skip

@@ -386,6 +386,3 @@ class _Emitter:
 
     def _put_one(self, at: Val, value: Val) -> None:
         self.k.store(at, value)
-
-
-__all__ = ["FIRST", "Nest", "Operand", "names", "register"]

@@ -5,7 +5,8 @@ from typing import Any
 
 from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.nest import names, register
+from ggraph.backends.cpu.nest import register
+from ggraph.backends.cpu.nest_form import names
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.ops.steps import ROOM
 

@@ -171,6 +171,3 @@ class Packer:
     def free(self, memory: Memory) -> None:
         """Forget what was made of a weight."""
         self.made.pop(memory, None)
-
-
-__all__ = ["Form", "Packed", "Packer", "form_of", "pack_piece", "packing"]

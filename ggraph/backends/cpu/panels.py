@@ -115,9 +115,3 @@ def _moved(k: Kernel, stored: Val, s: int) -> Val:
         return stored
     starts = [(8 * byte + s) % 64 for byte in range(8)] * 8
     return k.intrinsic("llvm.x86.avx512.pmultishift.qb.512", BYTES, k.consts(starts, I8), stored)
-
-
-__all__ = [
-    "FLOATS", "INTS", "LINE", "NUMBERS", "code_rows", "floating", "row_bytes", "store_codes",
-    "store_row",
-]  # fmt: skip

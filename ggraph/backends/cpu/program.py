@@ -129,6 +129,3 @@ class Flat:
     def address(self) -> int:
         """Of the code, which NumPy takes a dozen calls to tell."""
         return int(self.code.ctypes.data)
-
-
-__all__ = ["Assembler", "Flat", "encode"]

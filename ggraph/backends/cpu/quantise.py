@@ -91,6 +91,3 @@ def quantise(k: Kernel) -> None:
             return load_block(k, row + b * (BLOCK * 4), k.isa.lanes)
 
         in_fours(k, blocks, numbers, out + os * r)
-
-
-__all__ = ["in_fours", "largest_size", "load_block", "quantise"]

@@ -31,6 +31,3 @@ def _emitted(k: Kernel, name: str, body: Body, count: int) -> ir.Function:
     k.b.ret_void()
     k.function, k.b, k.instruction, k.thread, k.threads = outside
     return function
-
-
-__all__ = ["call"]

@@ -41,6 +41,3 @@ def taken(k: Kernel, count: Val) -> Iterator[Val]:
     pieces = Taking(k)
     yield from pieces.before(count)
     pieces.finish(count)
-
-
-__all__ = ["Taking", "taken"]
