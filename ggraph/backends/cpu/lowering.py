@@ -71,7 +71,7 @@ class Lowering:
     def at(self, ref: Ref | Scratch) -> int:
         """Address of a tensor's first element; the memory is kept alive with the program."""
         self.asm.kept.append(ref.memory.handle)
-        return int(ref.memory.handle.ctypes.data) + ref.offset
+        return _start(ref)
 
     def weight(self, ref: Ref) -> Packed:
         """The packed form of a weight, made on first use."""
@@ -111,9 +111,13 @@ class Lowering:
         return room
 
 
+def _start(ref: Ref | Scratch) -> int:
+    return int(ref.memory.handle.ctypes.data) + ref.offset
+
+
 def _range(ref: Ref) -> Range:
     """Addresses that a tensor covers, gaps of a view included."""
-    start = int(ref.memory.handle.ctypes.data) + ref.offset
+    start = _start(ref)
     return start, start + ref.tensor.nbytes
 
 
@@ -122,5 +126,5 @@ def _bytes_of(a: Array) -> Range:
 
 
 def _room(s: Scratch) -> Range:
-    start = int(s.memory.handle.ctypes.data) + s.offset
+    start = _start(s)
     return start, start + s.nbytes
