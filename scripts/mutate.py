@@ -49,6 +49,7 @@ TESTS = {
         "verify_figures",
         "verify_parts",
         "verify_wiring",
+        "verify_trust",
         "verify_repairs",
         "verify_brute",
     ),

@@ -25,7 +25,7 @@ from ggraph.pipeline import Options, make_plan
 from ggraph.plan import _SEAL, HOST_ACTOR, Access, Actor, Command, Do, Plan, Region, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor, input, state, weight
 from ggraph.verify import CounterExample, examine
-from ggraph.verify.derived import replaceable
+from ggraph.verify.derived import _overwriting, replaceable
 
 E = 8
 SIM0, SIM1 = sim_spec("sim0"), sim_spec("sim1", peer_bytes_per_s=0.0)
@@ -422,3 +422,15 @@ def test_an_overwritten_tensor_is_read_by_no_other_source() -> None:
     graph = Graph.of({"y": ops.scale(moved, 2.0)})
     with pytest.raises(Exception, match=r"'moved' overwrites 'c' and reads it as another"):
         make_plan(graph, [SIM0])
+
+
+def test_an_op_that_overwrites_a_part_is_refused_though_no_builder_makes_one() -> None:
+    """Of a root, from its beginning, its end or between; or of more than there is."""
+    old, small = state("old", (8, E)), state("small", (4, E))
+    y = ops.set_rows(old, input("x", (2, E)), input("ids", (2,), I64))
+    assert list(_overwriting(y)) == []
+    for part in (old[0:4], old[4:8], old[2:6]):
+        forged = replace(y, sources=(part, *y.sources[1:]), shape=part.shape)
+        assert list(_overwriting(forged)) == ["overwrites a part of 'old'"]
+    forged = replace(y, sources=(small, *y.sources[1:]))
+    assert list(_overwriting(forged)) == ["overwrites a part of 'small'"]
