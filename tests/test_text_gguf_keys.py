@@ -21,7 +21,7 @@ from ggraph.text.gguf_keys import gguf_keys, neighbours, pre_name
 from ggraph.text.hf import HfEncoder
 from ggraph.text.pre import PRE_TOKENIZERS
 from ggraph.text.tokenizer import Tokenizer
-from models.bench.peer import Peer
+from models.bench.peer import LogprobPeer
 from models.registry import open_model
 from models.run.convert import model_to_gguf
 from models.run.generation import Generation
@@ -231,7 +231,7 @@ def test_llama_cpp_reads_the_same_ids(
     for source, new in ((folder, 16), (pieces, 16), (ranked, 1)):  # more are bytes, and no text
         made, own = tmp_path / f"{source.parent.name}.gguf", Tokenizer.from_hf(source, 320)
         model_to_gguf(open_model(source), made, "f32")
-        with closing(Peer(made, 1, 512, probs=True)) as peer:  # the wheel, which cuts texts
+        with closing(LogprobPeer(made, 1, 512)) as peer:  # the wheel, which cuts texts
             for text in ("the sea is 123", SAID[:200], "don't\n\n  I'LL é 東京"):
                 theirs, ours = peer.ask(text, new), peer.ask(own.encode(text), new)
                 assert theirs.prompt_tokens == ours.prompt_tokens == len(own.encode(text))
