@@ -70,7 +70,7 @@ def _pause(k: Kernel) -> None:
     """Tell the processor that this is a waiting loop."""
     if k.isa.is_x86:
         k.intrinsic("llvm.x86.sse2.pause", ir.VoidType())
-    elif k.isa.triple.startswith(("aarch64", "arm64")):
+    elif k.isa.is_arm:
         k.intrinsic("llvm.aarch64.hint", ir.VoidType(), I32(1))
 
 
