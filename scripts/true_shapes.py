@@ -103,6 +103,14 @@ def read(path: Path) -> dict[str, Any]:
     return kept.read(path) if path.is_file() else {"tables": {}, "peers": {}, "answers": {}}
 
 
+def short(found: Any, key: str = "") -> Any:
+    """A row with five digits of all but rates, which its raw runs give again."""
+    if isinstance(found, dict):
+        return {k: short(v, k) for k, v in found.items()}
+    shorter = isinstance(found, float) and key not in ("ours", "rate")
+    return float(f"{found:.5g}") if shorter else found
+
+
 def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[str, str]) -> None:
     """Put a row in its place; the head names the latest run, and the commits of all rows."""
     found = read(path)
@@ -111,7 +119,7 @@ def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[s
     found["answers"].setdefault(file, {})[new["case"]] = new.pop("samples")
     rows = [r for r in found["tables"].get(file, []) if r["case"] != new["case"]] + [new]
     order = [c.name for c in CASES]
-    found["tables"][file] = sorted(rows, key=lambda r: order.index(r["case"]))
+    found["tables"][file] = sorted(map(short, rows), key=lambda r: order.index(r["case"]))
     found["peers"] |= peers
     every = sorted({r["commit"] for rows in found["tables"].values() for r in rows})
     command = f"python scripts/true_shapes.py measure --threads {threads}"
