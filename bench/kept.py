@@ -19,13 +19,13 @@ DIGITS = 9
 Result = dict[str, Any]
 
 
-def rounded(value: Any) -> Any:
-    """The same with numbers of `DIGITS` digits, which is more than any clock gives."""
+def rounded(value: Any, digits: int = DIGITS) -> Any:
+    """The same with numbers of so many digits; `DIGITS` are more than any clock gives."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {k: rounded(v) for k, v in value.items()}
-    return [rounded(v) for v in value] if isinstance(value, list) else value
+        return {k: rounded(v, digits) for k, v in value.items()}
+    return [rounded(v, digits) for v in value] if isinstance(value, list) else value
 
 
 def text(value: Any, depth: int = DEPTH) -> str:

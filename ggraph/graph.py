@@ -316,8 +316,6 @@ def _updates(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         old = t.overwritten.root
         if old.kind is Kind.WEIGHT or old.kind is Kind.INPUT:
             raise GraphError(f"{line(t)} overwrites the {old.kind.value} %{old.name}")
-        if old.name in heir:
-            raise GraphError(f"{line(t)} and %{heir[old.name].name} both overwrite %{old.name}")
         heir[old.name] = t
     last = {t.name: t for t in tensors if t.is_leaf and t.kind is Kind.STATE}
     for title, t in last.items():

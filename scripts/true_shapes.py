@@ -103,12 +103,10 @@ def read(path: Path) -> dict[str, Any]:
     return kept.read(path) if path.is_file() else {"tables": {}, "peers": {}, "answers": {}}
 
 
-def short(found: Any, key: str = "") -> Any:
+def short(row: dict[str, Any]) -> dict[str, Any]:
     """A row with five digits of all but rates, which its raw runs give again."""
-    if isinstance(found, dict):
-        return {k: short(v, k) for k, v in found.items()}
-    shorter = isinstance(found, float) and key not in ("ours", "rate")
-    return float(f"{found:.5g}") if shorter else found
+    peers = {n: {**kept.rounded(p, 5), "rate": p["rate"]} for n, p in row["peers"].items()}
+    return {**kept.rounded(row, 5), "ours": row["ours"], "peers": peers}
 
 
 def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[str, str]) -> None:
