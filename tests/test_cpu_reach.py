@@ -1,11 +1,13 @@
-"""Every kernel has a user: what no launch, pool or measurement calls by its name is dead."""
+"""Every kernel has a user, and a name of its own."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 import ggraph.backends.cpu as cpu
 from ggraph.backends.cpu import ceilings, lower, pool  # noqa: F401  (register kernels)
-from ggraph.backends.cpu.simd import KERNELS
+from ggraph.backends.cpu.simd import KERNELS, Kernel, kernel
 
 USERS = (
     "ahead",
@@ -28,7 +30,8 @@ USERS = (
 
 
 def test_every_kernel_is_called_somewhere() -> None:
-    """By its whole name, or by what stands before the type or layout at its end."""
+    """What no launch, pool or measurement calls is dead: by its whole name, or by what stands
+    before the type or layout at its end."""
     folder = Path(str(cpu.__file__)).parent
     text = "\n".join((folder / f"{name}.py").read_text("utf-8") for name in USERS)
     called = set(re.findall(r'"([a-z_0-9]+)"', text)) | set(re.findall(r'"([a-z_]+_)\{', text))
@@ -36,3 +39,17 @@ def test_every_kernel_is_called_somewhere() -> None:
     begun = tuple(name for name in called if name.endswith("_"))
     dead = [n for n in KERNELS if n not in called and not n.startswith(begun)]
     assert not dead
+
+
+def test_no_kernel_takes_another_ones_name() -> None:
+    """Which of the two ran would depend on what was imported last."""
+    known = dict(KERNELS)
+
+    def soft_max(k: Kernel) -> None:
+        k.words("x")
+
+    with pytest.raises(ValueError, match="second CPU kernel 'soft_max'"):
+        kernel("x")(soft_max)
+    with pytest.raises(ValueError, match="second CPU kernel 'rope_f32'"):
+        kernel("x", name="rope_f32")(soft_max)
+    assert known == KERNELS

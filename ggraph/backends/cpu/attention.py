@@ -30,13 +30,12 @@ from ggraph.backends.cpu.jobs import (
     room_of,
     until,
 )
-from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import I64, Kernel, KernelSpec, Val, kernel
 from ggraph.backends.cpu.slots import shown_count
 from ggraph.backends.cpu.states import HEAD, clear, finish, merge, state_bytes
 from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
 
-ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "c", "qs", "ks",
-        "kh", "vs", "vh", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
+ARGS = "q k v list y m heads kv_heads hd vd n c qs ks kh vs vh ys part sinks scale:f softcap:f"
 KINDS = (*ONE, "q8_0")
 
 
@@ -110,19 +109,17 @@ def scratch_bytes(m: int, heads: int, hd: int, n: int) -> int:
     return m * heads * -(-n // CHUNK) * state_bytes(hd)
 
 
-def _register(name: str, build: Callable[[Kernel], None]) -> KernelSpec:
-    KERNELS[name] = KernelSpec(name, ARGS, build)
-    return KERNELS[name]
+def _each(name: str, build: Callable[[Kernel, str], None]) -> dict[str, KernelSpec]:
+    """A kernel for each kind of cache."""
+
+    def of(kind: str) -> KernelSpec:
+        return kernel(ARGS, name=name + kind)(lambda k: build(k, kind))
+
+    return {kind: of(kind) for kind in KINDS}
 
 
-def _of_kind(build: Callable[[Kernel, str], None], kind: str) -> Callable[[Kernel], None]:
-    return lambda k: build(k, kind)
-
-
-WHOLE = {kind: _register("attention_" + kind, _of_kind(whole_rows, kind)) for kind in KINDS}
-CHUNKS = {
-    kind: _register("attend_chunks_" + kind, _of_kind(_single_chunks, kind)) for kind in KINDS
-}
-MERGE = _register("merge_chunks", _merge_chunks)
+WHOLE = _each("attention_", whole_rows)
+CHUNKS = _each("attend_chunks_", _single_chunks)
+MERGE = kernel(ARGS, name="merge_chunks")(_merge_chunks)
 # Who attends with whole rows, reading a prompt, will next do so with few, and should not wait again
 NEXT = {WHOLE[kind].name: (CHUNKS[kind].name, MERGE.name) for kind in KINDS}

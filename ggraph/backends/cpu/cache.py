@@ -21,7 +21,6 @@ from ggraph.backends.cpu.simd import (
     I32,
     I32X8,
     I64,
-    KERNELS,
     Kernel,
     KernelSpec,
     Val,
@@ -152,6 +151,7 @@ def _store1(k: Kernel, kind: str, at: Val, value: Val) -> None:
 def _set_rows(kind: str) -> KernelSpec:
     size = 2 if kind == "f16" else 4
 
+    @kernel("x y index m n xs ys limit ib", name="set_rows_" + kind)
     def build(k: Kernel) -> None:
         x, y, n, xs, ys = k.words("x y n xs ys")
         for r, row, pieces in _targets(k, (n + (PIECE - 1)) // PIECE):
@@ -163,11 +163,7 @@ def _set_rows(kind: str) -> KernelSpec:
             for c in k.loop(whole, stop):
                 _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
 
-    name = "set_rows_" + kind
-    KERNELS[name] = KernelSpec(
-        name, ("x", "y", "index", "m", "n", "xs", "ys", "limit", "ib"), build
-    )
-    return KERNELS[name]
+    return build
 
 
 @kernel("x y index m n xs ys limit ib")
@@ -265,13 +261,11 @@ def _rope_head(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
         _store1(k, kind, y + i * size, k.load(x + i * 4, F32))
 
 
-ROPE_ARGS = (
-    "x", "y", "pos", "index", "freqs", "factors", "m", "heads", "hd", "nr", "halves",
-    "xs", "xh", "ys", "yh", "limit", "ib", "mscale:f",
-)  # fmt: skip
+ROPE_ARGS = "x y pos index freqs factors m heads hd nr halves xs xh ys yh limit ib mscale:f"
 
 
 def _rope(kind: str) -> KernelSpec:
+    @kernel(ROPE_ARGS, name="rope_" + kind)
     def build(k: Kernel) -> None:
         x, y, heads, xs, xh, ys, yh = k.words("x y heads xs xh ys yh")
         table = k.scratch(MAX_ROTATED * 8 + 64)
@@ -281,9 +275,7 @@ def _rope(kind: str) -> KernelSpec:
             for h in k.loop(*parts):
                 _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
 
-    name = "rope_" + kind
-    KERNELS[name] = KernelSpec(name, ROPE_ARGS, build)
-    return KERNELS[name]
+    return build
 
 
 def _gather(kind: str) -> KernelSpec:
@@ -296,6 +288,7 @@ def _gather(kind: str) -> KernelSpec:
     def one(k: Kernel, at: Val) -> Val:
         return k.load(at, I32) if kind == "i32" else number(k, kind, at)
 
+    @kernel("x ids y m n xs ys limit ib", name="gather_" + kind)
     def build(k: Kernel) -> None:
         """y[r] = x[ids[r]], rows of n numbers by int32 ids; beyond `limit` rows not a number, or
         the least integer."""
@@ -315,9 +308,7 @@ def _gather(kind: str) -> KernelSpec:
                     value = one(k, row + c * size)
                     k.store(out + c * 4, k.select(known, value, missing))
 
-    name = "gather_" + kind
-    KERNELS[name] = KernelSpec(name, ("x", "ids", "y", "m", "n", "xs", "ys", "limit", "ib"), build)
-    return KERNELS[name]
+    return build
 
 
 GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "bf16", "q8_0", "i32")}

@@ -10,13 +10,14 @@ columns.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ahead
 from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.lay import turned
 from ggraph.backends.cpu.passes import floats, next_rows
-from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import Kernel, Val, kernel
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout
 
 ARGS = "w x y n k images m across i h width xn xr xc si sh sw"
@@ -93,11 +94,6 @@ def _build(k: Kernel, layout: FloatLayout) -> None:
         _chunk(k, layout, home, rest // tiles, rest % tiles, item % chunks)
 
 
-def _register(layout: FloatLayout) -> None:
-    name = "convolve_" + layout.name
-    KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), lambda k: _build(k, layout))
-
-
 for _layout in LAYOUTS.values():
     if isinstance(_layout, FloatLayout):
-        _register(_layout)
+        kernel(ARGS, name="convolve_" + _layout.name)(partial(_build, layout=_layout))

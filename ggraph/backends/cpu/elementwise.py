@@ -14,9 +14,7 @@ from ggraph.backends.cpu.simd import (
     F32,
     F32X8,
     I32,
-    KERNELS,
     Kernel,
-    KernelSpec,
     Val,
     kernel,
     vec,
@@ -58,6 +56,7 @@ def _pieces(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
 
 
 def _binary(name: str, emit: Emit2) -> None:
+    @kernel("a b y m n as bs ys", name=name)
     def build(k: Kernel) -> None:
         a, b, y, a_step, bs, ys = k.words("a b y as bs ys")
 
@@ -71,8 +70,6 @@ def _binary(name: str, emit: Emit2) -> None:
                 _put(k, y + ys * r + c * 4, emit(k, first, second), left)
 
             _map(k, blocks[0] * BLOCK, k.minimum(blocks[1] * BLOCK, n), eight)
-
-    KERNELS[name] = KernelSpec(name, ("a", "b", "y", "m", "n", "as", "bs", "ys"), build)
 
 
 def _swiglu(k: Kernel, gate: Val, up: Val) -> Val:
@@ -158,6 +155,7 @@ def rms_norm_quantise(k: Kernel) -> None:
 def _quantised(name: str, emit: Emit2) -> None:
     """out = quantised rows of a unit of a and b; n is whole blocks of 32."""
 
+    @kernel("a b out m n as bs os", name=name)
     def build(k: Kernel) -> None:
         a, b, out, m, n, a_step, bs, os = k.words("a b out m n as bs os")
         rows, blocks = k.grid(m, n // BLOCK)
@@ -169,8 +167,6 @@ def _quantised(name: str, emit: Emit2) -> None:
                 return [emit(k, g, u) for g, u in zip(gates, ups, strict=True)]
 
             in_fours(k, blocks, gated, out + os * r)
-
-    KERNELS[name] = KernelSpec(name, ("a", "b", "out", "m", "n", "as", "bs", "os"), build)
 
 
 for _unit, _emit in UNITS.items():

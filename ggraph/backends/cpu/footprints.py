@@ -17,7 +17,7 @@ from ggraph.backends.cpu.nest_form import names
 from ggraph.backends.cpu.patches import Args, Patch, Rule
 from ggraph.backends.cpu.patches import reads as _reads
 from ggraph.backends.cpu.patches import writes as _writes
-from ggraph.backends.cpu.simd import MANY
+from ggraph.backends.cpu.simd import ROWS_EACH
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
     BLOCK,
@@ -40,7 +40,7 @@ def _row(kind: str, n: int) -> int:
 
 def _pair(a: Args) -> Iterator[Patch]:
     """Two operands of a gated unit, whose columns `Kernel.grid` shares out where rows are few."""
-    few, width = a["m"] <= MANY, a["n"] * 4
+    few, width = a["m"] <= ROWS_EACH, a["n"] * 4
     yield _reads(a, "a", a["m"], a["as"], width, shared=few)
     yield _reads(a, "b", a["m"], a["bs"], width, shared=few)
 
@@ -132,7 +132,7 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
     yield _matrix(a, layout)
     yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
     yield _reads(a, "add", a["m"], a["adds"], a["n"] * 4)
-    shared = a["unit"] * LAYOUTS[_DTYPES[layout]].tile == BLOCK and a["m"] <= MANY
+    shared = a["unit"] * LAYOUTS[_DTYPES[layout]].tile == BLOCK and a["m"] <= ROWS_EACH
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4, shared=shared)
 
 

@@ -19,7 +19,7 @@ from ggraph.backends.cpu.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
 from ggraph.backends.cpu.opened import GROUP_ROWS, SIDE, Group
 from ggraph.backends.cpu.passes import Rows, next_rows, rows_from
 from ggraph.backends.cpu.quantise import in_fours
-from ggraph.backends.cpu.simd import F32, I64, KERNELS, Kernel, KernelSpec, Num, Val, vec
+from ggraph.backends.cpu.simd import F32, I64, Kernel, Num, Val, kernel, vec
 from ggraph.backends.cpu.sums import add_block
 from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import BLOCK, LAYOUTS, TILE, X_BLOCK, Layout, Packed
@@ -32,7 +32,7 @@ def at_once(isa: Isa, gate: Packed, up: Packed, rows: int) -> bool:
     """Whether a kernel here makes a gated unit of so many rows faster than one product after the
     other: both matrices packed alike, and rows that meet some of their tiles in one go."""
     alike = isinstance(gate, Layout) and gate is up
-    return alike and rows >= opened.MANY and (isa.tiles or opened.opens(isa, gate))
+    return alike and rows >= opened.OPEN_ROWS and (isa.tiles or opened.opens(isa, gate))
 
 
 def _behind(first: Val, i: Val) -> Val:
@@ -145,13 +145,11 @@ def kernel_name(family: str, unit: str, layout: Packed) -> str:
 
 
 def _register(unit: str, layout: Layout) -> None:
+    @kernel(ARGS, name=kernel_name("gated_", unit, layout))
     def build(k: Kernel) -> None:
         size, pairs = tile_bytes(k, layout), k.arg("n") // BLOCK
         walk = _high if k.isa.tiles else _opened if opened.opens(k.isa, layout) else _plain
         walk(k, UNITS[unit], layout, size, pairs)
-
-    name = kernel_name("gated_", unit, layout)
-    KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), build)
 
 
 PACKED = [a for a in LAYOUTS.values() if isinstance(a, Layout)]

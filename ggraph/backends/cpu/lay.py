@@ -8,10 +8,11 @@ a matrix in tiles.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from ggraph.backends.cpu.cache import load8
 from ggraph.backends.cpu.elements import ELEMENT_BYTES, number
-from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import I64, Kernel, Val, kernel
 from ggraph.backends.cpu.tiles import HALF, LAYOUTS
 from ggraph.dtype import F32 as FLOATS
 
@@ -83,10 +84,5 @@ def _build(k: Kernel, kind: str) -> None:
                 _columns(k, kind, tile, source, left)
 
 
-def _register(kind: str) -> None:
-    name = "lay_" + kind
-    KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), lambda k: _build(k, kind))
-
-
 for _kind in KINDS:
-    _register(_kind)
+    kernel(ARGS, name="lay_" + _kind)(partial(_build, kind=_kind))

@@ -12,6 +12,7 @@ import numpy as np
 
 from ggraph.backends.cpu.elements import ELEMENT_BYTES, MOVED
 from ggraph.backends.cpu.interpreter import WORDS
+from ggraph.backends.cpu.memo import Memo
 from ggraph.backends.cpu.nest import FIRST
 from ggraph.backends.cpu.nest_form import Nest, Operand
 from ggraph.backends.cpu.simd import HEADER_WORDS
@@ -68,21 +69,19 @@ def signature(t: Tensor) -> Signature:
     return t.op, meaning, frozen(t.attrs), layouts, (t.shape, t.strides, t.dtype.name)
 
 
-_SEEN: dict[Signature, Nests | None] = {}
-MANY = 4096  # signatures that are remembered
+_NESTS = Memo[Nests | None]()
 
 
 def plan_nests(t: Tensor) -> Nests | None:
     """The nests that compute `t`; None where its meaning is not one of elements."""
-    key = signature(t)
-    if key not in _SEEN:
-        if len(_SEEN) >= MANY:
-            _SEEN.clear()
-        try:
-            _SEEN[key] = _planned(_as_bytes(t))
-        except Untraceable:
-            _SEEN[key] = None
-    return _SEEN[key]
+    return _NESTS.find(signature(t), lambda: _traceable(_as_bytes(t)))
+
+
+def _traceable(t: Tensor) -> Nests | None:
+    try:
+        return _planned(t)
+    except Untraceable:
+        return None
 
 
 def _planned(t: Tensor) -> Nests:

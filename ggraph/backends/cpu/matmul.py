@@ -16,10 +16,18 @@ from dataclasses import dataclass, replace
 from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead, blocks_of
 from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
-from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
+from ggraph.backends.cpu.opened import GROUP_ROWS, OPEN_ROWS, Group
 from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, rows_from, write_row
 from ggraph.backends.cpu.places import Places
-from ggraph.backends.cpu.simd import F32X8, I64, KERNELS, STREAM, Kernel, KernelSpec, Num, Val
+from ggraph.backends.cpu.simd import (
+    F32X8,
+    I64,
+    STREAM,
+    Kernel,
+    Num,
+    Val,
+    kernel,
+)
 from ggraph.backends.cpu.sums import add_block
 from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, Layout, Packed
@@ -218,7 +226,7 @@ def _walk(k: Kernel, walk: Walk) -> None:
         _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
         return
     first, end = (k.var(bound) for bound in k.part(tiles, unit))
-    with k.when(m >= MANY):
+    with k.when(m >= OPEN_ROWS):
         first.value = tiles  # nothing is left for the loops below, which have code of their own
         for t in _many_rows(k, walk, at, tiles):
             first.value = t
@@ -379,10 +387,9 @@ def register(
 ) -> None:
     """Add the kernel of a layout that walks rows as it is told, up to `most` in a pass."""
 
+    @kernel(args, name=name)
     def build(k: Kernel) -> None:
         _build(k, layout, walk_rows, most)
-
-    KERNELS[name] = KernelSpec(name, tuple(args.split()), build)
 
 
 for _layout in LAYOUTS.values():

@@ -9,7 +9,7 @@ from functools import partial
 
 from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.matmul import ABREAST, Walk, register
-from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, SIDE, Group
+from ggraph.backends.cpu.opened import GROUP_ROWS, OPEN_ROWS, SIDE, Group
 from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Num, Val
@@ -171,7 +171,7 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
 
 def least_of(walk: Walk) -> int:
     """Pairs of an expert that are worth what is prepared for many."""
-    return MANY if walk.tiled is None else HIGH
+    return OPEN_ROWS if walk.tiled is None else HIGH
 
 
 def _each(walk: Walk, tiles: Val) -> Num:

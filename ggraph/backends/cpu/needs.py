@@ -28,7 +28,7 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
-PLACES = ("argmax", "argsort", "top_k")  # ops whose results are places in a row
+INDEX_OPS = ("argmax", "argsort", "top_k")  # ops whose results are indices of a row
 
 
 def is_weight(t: Tensor) -> bool:
@@ -182,7 +182,7 @@ def bounded(t: Tensor) -> bool:
         while ids.op == "copy":  # to the device that wants them
             ids = ids.sources[0]
         made = ids.root
-        places = made.op in PLACES and made.sources[0].shape[-1] <= limit
+        places = made.op in INDEX_OPS and made.sources[0].shape[-1] <= limit
         if made.kind is not Kind.INPUT and not places:
             return False
     return True

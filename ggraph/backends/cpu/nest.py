@@ -43,9 +43,8 @@ FIRST = {"sum": 0.0, "mean": 0.0, "dot": 0.0, "max": float("-inf"), "min": float
 
 def register(nest: Nest) -> KernelSpec:
     """The kernel of a nest, known to the language from now on."""
-    if nest.name not in KERNELS:
-        KERNELS[nest.name] = KernelSpec(nest.name, nest.args, lambda k: _Emitter(k, nest).emit())
-    return KERNELS[nest.name]
+    spec = KernelSpec(nest.name, nest.args, lambda k: _Emitter(k, nest).emit())
+    return KERNELS.setdefault(nest.name, spec)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ggraph.backends.cpu.tiles import (
     Packed,
 )  # fmt: skip
 
-MANY = 12  # rows for which blocks are opened
+OPEN_ROWS = 12  # rows for which blocks are opened
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
 CHUNK = 16  # blocks that are opened together, whole runs: 10 KB, which the nearest cache keeps
 SIDE = 8  # tiles whose results are written together, row after row
@@ -132,7 +132,7 @@ class Group:
 
     def run(self, tile: Val, rows: Val, row_at: Callable[[Val], Val]) -> None:
         """Leave the sums of rows 0 .. `rows` - 1 with a tile's weights in `sums`, row by row.
-        `rows` is MANY or more; `row_at` gives a row's address."""
+        `rows` is OPEN_ROWS or more; `row_at` gives a row's address."""
         k = self.k
         for r in k.loop(0, rows):
             for half in range(TILE // HALF):

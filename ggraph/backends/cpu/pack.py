@@ -19,10 +19,10 @@ from ggraph.backends.cpu.simd import (
     I16,
     I32,
     I64,
-    KERNELS,
     Kernel,
     KernelSpec,
     Val,
+    kernel,
     vec,
 )  # fmt: skip
 from ggraph.backends.cpu.tiles import (
@@ -37,8 +37,8 @@ from ggraph.backends.cpu.tiles import (
 )
 from ggraph.dtype import DType
 
-PACK_ARGS = ("raw", "out", "n", "k", "row_bytes")
-ROWS_ARGS = ("w", "ids", "y", "n", "k", "m", "ys")
+PACK_ARGS = "raw out n k row_bytes"
+ROWS_ARGS = "w ids y n k m ys"
 NOT_A_NUMBER = float("nan")
 OF_EACH = 0x01010101  # a bit of each of the four codes in a word
 WORDS = vec(I32, GROUPS)
@@ -157,14 +157,12 @@ def _pack_float(k: Kernel, layout: FloatLayout) -> None:
 
 
 def _register_pack(dtype: DType, layout: Layout | FloatLayout) -> None:
+    @kernel(PACK_ARGS, name=f"pack_{dtype.name}")
     def build(k: Kernel) -> None:
         if isinstance(layout, FloatLayout):
             _pack_float(k, layout)
         else:
             _pack_quantised(k, dtype, layout)
-
-    spec = KernelSpec(f"pack_{dtype.name}", PACK_ARGS, build)
-    KERNELS[spec.name] = spec
 
 
 def _load_codes(k: Kernel, block: Block, lane: Val) -> Val:
@@ -217,6 +215,7 @@ def _float_row(k: Kernel, layout: FloatLayout, row: Val, y: Val) -> None:
 
 
 def _register_rows(layout: Layout | FloatLayout) -> KernelSpec:
+    @kernel(ROWS_ARGS, name="rows_" + layout.name)
     def build(k: Kernel) -> None:
         ids, y, n, columns, m, ys = k.words("ids y n k m ys")
         for r in k.share(m):
@@ -232,9 +231,7 @@ def _register_rows(layout: Layout | FloatLayout) -> KernelSpec:
                     for c in k.loop(0, columns):
                         k.store(target + c * 4, k.const(NOT_A_NUMBER, F32))
 
-    spec = KernelSpec("rows_" + layout.name, ROWS_ARGS, build)
-    KERNELS[spec.name] = spec
-    return spec
+    return build
 
 
 for _dtype, _layout in LAYOUTS.items():

@@ -4,15 +4,18 @@ Legend: m query rows, heads and kv_heads, hd numbers of a key head and vw of a v
 rows; a distance `kr` is that of rows of k, `kh` of heads, `kd` of numbers, in bytes.
 """
 
+from functools import partial
 from itertools import product
 
 from ggraph.backends.cpu import maths
 from ggraph.backends.cpu.elements import number
-from ggraph.backends.cpu.simd import F32, I32, I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
 from ggraph.backends.cpu.sorts import KINDS
 
-ARGS = ("q", "k", "v", "mask", "length", "scores", "y", "m", "heads", "kv_heads", "hd", "vw", "n",
-        *(a + b for a, b in product("qkv", "rhd")), "scale:f", "softcap:f")  # fmt: skip
+ARGS = (
+    "q k v mask length scores y m heads kv_heads hd vw n qr qh qd kr kh kd vr vh vd "
+    "scale:f softcap:f"
+)
 
 
 def _one(k: Kernel, word: str, value: Val) -> Val:
@@ -68,9 +71,4 @@ def _attend(k: Kernel, kinds: tuple[str, str]) -> None:
 
 
 for _kinds in product(KINDS, ("f32", "f16")):
-
-    def _emit(k: Kernel, kinds: tuple[str, str] = _kinds) -> None:
-        _attend(k, kinds)
-
-    _name = "attend_plainly_" + "_".join(_kinds)
-    KERNELS[_name] = KernelSpec(_name, ARGS, _emit)
+    kernel(ARGS, name="attend_plainly_" + "_".join(_kinds))(partial(_attend, kinds=_kinds))

@@ -23,7 +23,7 @@ from ggraph.backends.cpu.needs import (
     stores,
     takes_floats,
 )
-from ggraph.backends.cpu.simd import MANY
+from ggraph.backends.cpu.simd import ROWS_EACH
 from ggraph.backends.cpu.tiles import BLOCK, activation_bytes, layout_of, packed_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.dtype import A8, F32, DType
@@ -54,7 +54,7 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
         _gated_at_once(low, x)
         return True
     halves = [x.room("gate"), x.room("up")]
-    alike = halves if m <= MANY and not ids else []
+    alike = halves if m <= ROWS_EACH and not ids else []
     for matrix, room in zip((w, up), halves, strict=True):
         if ids:
             _times_chosen(low, x, matrix, ids[0], room, makes=[room])

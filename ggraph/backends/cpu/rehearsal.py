@@ -13,9 +13,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ggraph.backends.cpu.attention import NEXT
-from ggraph.backends.cpu.loops import Signature, signature
+from ggraph.backends.cpu.loops import signature
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu.memo import Memo
 from ggraph.backends.cpu.needs import bounded, is_weight, kept_as, multiplies
 from ggraph.backends.cpu.needs import needs as kernel_needs
 from ggraph.backends.cpu.numpy_step import numpy_need
@@ -79,8 +80,7 @@ class Rehearsed:
     kernels: tuple[str, ...] = ()
 
 
-_SEEN: dict[tuple[Signature, tuple[bool, ...], bool, bool], Rehearsed] = {}
-MANY = 4096  # answers that are remembered
+_ALIKE = Memo[Rehearsed]()  # of launches that lower to the same
 # Of the tensors that there are: each is asked about at every pass, and its signature is long.
 _OF: Mapping[bool, MutableMapping[Tensor, Rehearsed]] = {
     exact: WeakKeyDictionary() for exact in (False, True)
@@ -95,16 +95,11 @@ def _rehearsed(t: Tensor, exact: bool) -> Rehearsed:
 
 
 def _alike(t: Tensor, exact: bool) -> Rehearsed:
-    """What was found for another launch that lowers to the same."""
+    """What is found for any launch that lowers to the same."""
     if t.spec is None or t.is_view or not t.size:
         return Rehearsed(True, 0, ())
     weights = tuple(map(is_weight, t.sources))
-    key = (signature(t), weights, bounded(t), exact)
-    if key not in _SEEN:
-        if len(_SEEN) >= MANY:
-            _SEEN.clear()
-        _SEEN[key] = _lowered(t, exact)
-    return _SEEN[key]
+    return _ALIKE.find((signature(t), weights, bounded(t), exact), lambda: _lowered(t, exact))
 
 
 def _lowered(t: Tensor, exact: bool) -> Rehearsed:

@@ -139,6 +139,7 @@ class Val:
 
 Num = Val | int | float
 Branch = AbstractContextManager[object]
+Build = Callable[["Kernel"], Val | None]  # what emits a kernel's body, and gives what it returns
 
 
 class Var:
@@ -173,7 +174,7 @@ class KernelSpec:
 
     name: str
     args: tuple[str, ...]
-    build: Callable[["Kernel"], Val | None]
+    build: Build
     returns: bool = False  # a word, which `build` gives
 
     @cached_property
@@ -185,21 +186,20 @@ class KernelSpec:
 KERNELS: dict[str, KernelSpec] = {}
 
 
-def kernel(
-    args: str, *, returns: bool = False
-) -> Callable[[Callable[["Kernel"], Val | None]], KernelSpec]:
-    """Register a kernel under its function's name; `args` names its words in order."""
+def kernel(args: str, *, name: str = "", returns: bool = False) -> Callable[[Build], KernelSpec]:
+    """Register a kernel under its function's name or `name`; `args` names its words in order."""
 
-    def add(build: Callable[["Kernel"], Val | None]) -> KernelSpec:
-        spec = KernelSpec(build.__name__, tuple(args.split()), build, returns)
-        KERNELS[spec.name] = spec
+    def add(build: Build) -> KernelSpec:
+        spec = KernelSpec(name or build.__name__, tuple(args.split()), build, returns)
+        if KERNELS.setdefault(spec.name, spec) is not spec:
+            raise ValueError(f"a second CPU kernel {spec.name!r}")
         return spec
 
     return add
 
 
 HEADER_WORDS = 2  # an instruction starts with its kernel's address and its flags
-MANY = 8  # rows for each thread from which rows are shared out, not their columns
+ROWS_EACH = 8  # rows for each thread from which rows are shared out, not their columns
 BARRIER, STREAM = 1, 2  # flags: all threads meet afterwards; weights are too many to stay in caches
 
 
@@ -369,7 +369,7 @@ class Kernel:
     def grid(self, rows: Val, units: Val) -> tuple[tuple[Val, Val], tuple[Val, Val]]:
         """This thread's rows and units of each, first and end: all units of a part of the rows
         where rows are many; else of every row the part whose columns it made in a product."""
-        many = self.threads * MANY
+        many = self.threads * ROWS_EACH
 
         def own(count: Val, split: Val) -> tuple[Val, Val]:
             first, end = self.part(count)

@@ -5,7 +5,7 @@ equals the first comes first, as in `ggraph.ops.sort`. Legend: m rows, n columns
 strides in bytes.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 from ggraph.backends.cpu.elements import number, put
 from ggraph.backends.cpu.simd import (
@@ -13,10 +13,9 @@ from ggraph.backends.cpu.simd import (
     F64,
     I32,
     I64,
-    KERNELS,
     Kernel,
-    KernelSpec,
     Val,
+    kernel,
 )  # fmt: skip
 
 KINDS = {"f32": 4, "f16": 2, "bf16": 2}
@@ -119,15 +118,14 @@ def _top_k(k: Kernel, kind: str) -> None:
                 row.put(place.value, c)
 
 
-def _register(name: str, args: str, build: Callable[[Kernel, str], None]) -> None:
-    for kind in KINDS:
+def _register(kind: str) -> None:
+    for name, args, build in (
+        ("cumsum", "x y m n xs ys", _cumsum),
+        ("argsort", "x y m n xs ys rising", _argsort),
+        ("top_k", "x y m n xs ys rising k", _top_k),
+    ):
+        kernel(args, name=f"{name}_{kind}")(partial(build, kind=kind))
 
-        def emit(k: Kernel, kind: str = kind) -> None:
-            build(k, kind)
 
-        KERNELS[f"{name}_{kind}"] = KernelSpec(f"{name}_{kind}", tuple(args.split()), emit)
-
-
-_register("cumsum", "x y m n xs ys", _cumsum)
-_register("argsort", "x y m n xs ys rising", _argsort)
-_register("top_k", "x y m n xs ys rising k", _top_k)
+for _kind in KINDS:
+    _register(_kind)
