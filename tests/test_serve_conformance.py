@@ -28,6 +28,8 @@ FLAG = {
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": FLAG}}
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": FLAG, "strict": True}
 NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+FLAT_NAMED = {"type": "function", "name": "f"}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": FLAG, "strict": True}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = [*TALK, {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -48,6 +50,7 @@ CHAT: list[dict[str, Any]] = [
     {"tools": [TOOL], "tool_choice": "none"}, {"tools": [TOOL], "tool_choice": "auto"},
     {"tools": [TOOL], "tool_choice": "required", "max_tokens": 90},
     {"tools": [TOOL], "tool_choice": NAMED, "max_tokens": 90, "parallel_tool_calls": False},
+    {"tools": [TOOL], "tool_choice": ALLOWED, "max_tokens": 90},
     {"messages": PARTS}, {"messages": CALLED}, {"messages": CALLED, "tools": [TOOL]},
     {"messages": [{"role": "developer", "content": "Be kind."}, *TALK]}, {"store": False},
     {"service_tier": "auto"}, {"reasoning_effort": "low"},
@@ -62,7 +65,9 @@ RESPONSES: list[dict[str, Any]] = [
     {"text": {"format": {"type": "json_schema", "name": "a", "schema": FLAG}},
      "max_output_tokens": 60},
     {"tools": [FLAT], "tool_choice": "required", "max_output_tokens": 90},
-    {"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}, "max_output_tokens": 90},
+    {"tools": [FLAT], "tool_choice": FLAT_NAMED, "max_output_tokens": 90},
+    {"tools": [FLAT], "max_output_tokens": 90,
+     "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [FLAT_NAMED]}},
     {"temperature": 0.5, "top_p": 0.9}, {"metadata": {"a": "b"}}, {"truncation": "disabled"},
 ]  # fmt: skip
 ASKED: list[tuple[str, dict[str, Any], type | None, Any]] = [

@@ -480,3 +480,49 @@ def test_a_form_that_cannot_be_followed_is_refused_beside_tools(
         "text": {"format": {"type": "json_schema", "name": "a", "schema": no_schema}},
     }  # fmt: skip
     assert WEB.post(f"{server.url}/v1/responses", json=body).status_code == 400
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    functions = [{"type": "function", "function": {"name": n}} for n in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
+
+
+def test_of_all_functions_that_a_model_is_told_of_it_calls_those_that_are_allowed(
+    server: Server,
+) -> None:
+    """It likes the letter f, and so the function of that name, wherever it may choose."""
+    asked: dict[str, Any] = {
+        "model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60,
+        "tools": [tool(n, {"type": "object", "additionalProperties": False}) for n in "fg"],
+        "logit_bias": {str(ord("f")): 90},
+    }  # fmt: skip
+    create = server.client.chat.completions.create
+    free = create(**asked, tool_choice="required")
+    assert called(free) == {"f"}
+    for names in ("g", "fg"):
+        reply = create(**asked, tool_choice=allowed("required", *names))
+        assert called(reply) == {names[0]}
+        assert reply.usage.prompt_tokens == free.usage.prompt_tokens  # it is told of all of them
+    lone = create(**asked, tool_choice={"type": "function", "function": {"name": "g"}})
+    assert lone.usage.prompt_tokens < free.usage.prompt_tokens
+    text = create(**asked, tool_choice=allowed("auto", "g")).choices[0].message
+    assert text.content and not text.tool_calls
+
+
+def called(reply: Any) -> set[str]:
+    return {c.function.name for c in reply.choices[0].message.tool_calls or ()}
+
+
+@pytest.mark.parametrize("names", ["x", "fx"])
+def test_a_function_that_is_allowed_must_be_there(server: Server, names: str) -> None:
+    asked: dict[str, Any] = {
+        "model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [tool("f", FLAG)],
+    }  # fmt: skip
+    with pytest.raises(openai.BadRequestError, match="tool_choice names no tool"):
+        server.client.chat.completions.create(**asked, tool_choice=allowed("auto", *names))
+    body = {
+        "input": "Hi", "tools": [{"type": "function", "name": "f"}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto",
+                        "tools": [{"type": "function", "name": n} for n in names]},
+    }  # fmt: skip
+    assert WEB.post(f"{server.url}/v1/responses", json=body).status_code == 400

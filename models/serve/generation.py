@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +70,12 @@ class Generation:
     def chat(self, asked: ChatRequest) -> Callable[[], Asked]:
         """Everything that takes time is done; the call that comes back begins the answers."""
         self.service.check_room(1, asked)
-        tools = chosen(asked.tools or (), asked.tool_choice)
-        if demanded(asked.tool_choice) and not tools:
-            raise Refused("tool_choice names no tool of this request", param="tool_choice")
+        told, tools = chosen(asked.tools or (), asked.tool_choice)
         template = self.service.m.tokenizer.chat_template or ""
         notation = notation_of(template)
         if tools and is_harmony(self.service.m.tokenizer):
             _check_channels(notation, asked)
-        messages, more = for_template(asked.messages, tools, template)
+        messages, more = for_template(asked.messages, told, template)
         more |= asked.variables
         ids = self.service.chat_ids(messages, **more)
         limit = _limit(asked.max_completion_tokens, asked.max_tokens)
@@ -203,7 +201,7 @@ class Generation:
             self.metrics.between.observe((ticket.last - ticket.first) / (ended.text.new - 1))
 
     def _calling(
-        self, asked: ChatRequest, tools: list[Tool], notation: Notation, thinking: bool | None
+        self, asked: ChatRequest, tools: Sequence[Tool], notation: Notation, thinking: bool | None
     ) -> tuple[Callable[[], Form], Reading, frozenset[int]]:
         """The form of calls and of text beside them, how they are read, and the special tokens that
         belong to their text. Refused where the form cannot be followed."""

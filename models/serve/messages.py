@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
 from .fields import MOST_LIST, Body, LongText, items, readable
 
@@ -87,3 +87,28 @@ class ToolChoice(Body):
 
     type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedTools(Body):
+    """Those that may be called of the functions that the model is told of."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], items(128, least=1)]
+
+
+class AllowedChoice(Body):
+    """The same as a choice."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _form(given: Any) -> str:
+    found = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return "Allowed" if found == "allowed_tools" else "Named"
+
+
+EITHER = Discriminator(_form)  # of forms that are tagged so
+Choice = Annotated[
+    Annotated[ToolChoice, Tag("Named")] | Annotated[AllowedChoice, Tag("Allowed")], EITHER
+]

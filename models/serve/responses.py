@@ -8,11 +8,20 @@ from .conversations import Conversations, Kept, messages_of
 from .errors import Refused
 from .generation import Asked, Generation
 from .inbox import Ended
-from .messages import Function, Message, NamedFunction, Tool, ToolChoice
+from .messages import (
+    AllowedChoice,
+    AllowedTools,
+    Function,
+    Message,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+)
 from .replies import PING, Events, Whole, event, usage
 from .schema import (
     CallItem,
     ChatRequest,
+    FlatAllowed,
     FlatChoice,
     Item,
     MessageItem,
@@ -177,8 +186,12 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
     return ChatRequest.model_construct(**{**shared, **more})
 
 
-def _chosen(named: FlatChoice) -> ToolChoice:
-    return ToolChoice(type="function", function=NamedFunction(name=named.name))
+def _chosen(flat: FlatChoice | FlatAllowed) -> ToolChoice | AllowedChoice:
+    if isinstance(flat, FlatChoice):
+        return ToolChoice(type="function", function=NamedFunction(name=flat.name))
+    several = [ToolChoice(type="function", function=NamedFunction(name=t.name)) for t in flat.tools]
+    allowed = AllowedTools(mode=flat.mode, tools=several)
+    return AllowedChoice(type="allowed_tools", allowed_tools=allowed)
 
 
 def output_of(turn: Turn, a: Whole) -> list[dict[str, Any]]:

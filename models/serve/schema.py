@@ -26,7 +26,7 @@ from .fields import (
     only,
     unable,
 )
-from .messages import Function, Message, TextPart, Tool, ToolChoice
+from .messages import EITHER, Choice, Function, Message, TextPart, Tool
 
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
 
@@ -138,7 +138,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], items(128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
@@ -311,6 +311,19 @@ class FlatChoice(Body):
     name: Annotated[str, Field(max_length=256)]
 
 
+class FlatAllowed(Body):
+    """Those that may be called of the functions that the model is told of."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatChoice], items(128, least=1)]
+
+
+EitherFlat = Annotated[
+    Annotated[FlatChoice, Tag("Named")] | Annotated[FlatAllowed, Tag("Allowed")], EITHER
+]
+
+
 class TextFormat(Body):
     """The form of a response's text."""
 
@@ -341,7 +354,7 @@ class ResponsesRequest(Sampling):
     tools: Annotated[
         Annotated[list[FlatTool], items(128)] | None, BeforeValidator(_functions_of)
     ] = None
-    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | EitherFlat | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None

@@ -18,7 +18,7 @@ from ggraph.text.stream import THINK, THOUGHT
 from .arguments import JSON
 from .errors import Refused
 from .lark import Lark
-from .messages import Message, Tool, ToolCall, ToolChoice
+from .messages import AllowedChoice, Message, Tool, ToolCall, ToolChoice
 from .notations import HERMES, Notation, notation_of
 
 TOLD = (
@@ -102,15 +102,29 @@ def _begun(lark: Lark, rule: str, name: str, notation: Notation, formed: bool) -
     return lark.add(rule, " | ".join(ways), lazy=lone and not formed)
 
 
-def chosen(tools: Sequence[Tool], choice: str | ToolChoice | None) -> list[Tool]:
-    """The functions that a choice leaves."""
+def chosen(
+    tools: Sequence[Tool], choice: str | ToolChoice | AllowedChoice | None
+) -> tuple[Sequence[Tool], Sequence[Tool]]:
+    """The functions that the model is told of, and those that it may call. Refused where a choice
+    names one that there is not."""
+    if choice == "none":
+        tools = []
+    named = list[ToolChoice]()
     if isinstance(choice, ToolChoice):
-        return [t for t in tools if t.function.name == choice.function.name]
-    return [] if choice == "none" else list(tools)
+        named = [choice]
+    elif isinstance(choice, AllowedChoice):
+        named = choice.allowed_tools.tools
+    names = {c.function.name for c in named}
+    if names - {t.function.name for t in tools} or (demanded(choice) and not tools):
+        raise Refused("tool_choice names no tool of this request", param="tool_choice")
+    allowed = [t for t in tools if not named or t.function.name in names]
+    return allowed if isinstance(choice, ToolChoice) else tools, allowed
 
 
-def demanded(choice: str | ToolChoice | None) -> bool:
+def demanded(choice: str | ToolChoice | AllowedChoice | None) -> bool:
     """Whether there must be a call."""
+    if isinstance(choice, AllowedChoice):
+        return choice.allowed_tools.mode == "required"
     return choice == "required" or isinstance(choice, ToolChoice)
 
 
