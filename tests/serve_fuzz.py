@@ -45,6 +45,9 @@ VALUES: list[Any] = [
     {"type": "function", "name": "f"}, [{"type": "function_call_output", "call_id": "a"}],
     [{"type": "function_call_output", "call_id": "a", "output": "b"}], [{"type": "reasoning"}],
     [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}],
+    {"type": "allowed_tools"}, {"type": "allowed_tools", "allowed_tools": {"mode": "required",
+     "tools": [{"type": "function", "function": {"name": "f"}}]}},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     [{"type": ["x"]}], "required", "auto", "none", "json", "mean",
 ]  # fmt: skip
 
