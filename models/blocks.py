@@ -130,9 +130,20 @@ def layer_norm(s: Step, x: Tensor, name: str) -> Tensor:
     return ops.add(grown, s.w(f"{name}.bias", n), name=name)
 
 
+def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tensor:
+    """x [T, n] times the weight `matrix` [width, n], and what an adapter adds: [T, width]."""
+    n, down = x.shape[-1], f"{matrix}.lora_a"
+    y = ops.mul_mat(s.w(matrix, width, n), x, name=name)
+    if not s.has(down):
+        return y
+    rank = s.catalogue[down].shape[0]
+    few = ops.mul_mat(s.w(down, rank, n), x)  # [T, R]
+    return y + ops.mul_mat(s.w(f"{matrix}.lora_b", width, rank), few)
+
+
 def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
     """x [T, n] times `{name}.weight` [width, n], plus `{name}.bias` where present: [T, width]."""
-    y = ops.mul_mat(s.w(f"{name}.weight", width, x.shape[-1]), x, name=name)
+    y = product(s, x, f"{name}.weight", width, name)
     if s.has(f"{name}.bias"):
         y = ops.add(y, s.w(f"{name}.bias", width), name=f"{name}.biased")
     return y
@@ -331,9 +342,8 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
         final = wanted_rows(s, every)
     else:
         final = normed(s, wanted_rows(s, x), "output_norm")
-    own = s.has("output.weight")
-    table = s.w("output.weight" if own else "token_embd.weight", c.vocab_size, c.hidden_size)
-    logits = capped(s, ops.mul_mat(table, final))  # [M, V]
+    table = "output.weight" if s.has("output.weight") else "token_embd.weight"
+    logits = capped(s, product(s, final, table, c.vocab_size))  # [M, V]
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
 
 

@@ -51,6 +51,16 @@ Context = Annotated[
         "--ctx-size", "-c", help="Context in tokens; 0: all that the model was trained for."
     ),
 ]
+Adapters = Annotated[
+    list[Path] | None,
+    typer.Option("--lora", help="A LoRA adapter: GGUF file, or PEFT's folder; repeatable."),
+]
+ScaledAdapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora-scaled", metavar="PATH:NUMBER", help="The same times a number; repeatable."
+    ),
+]
 Devices = Annotated[
     str, typer.Option("--device", help="Devices in order of preference, such as cpu,sim0.")
 ]
@@ -95,6 +105,8 @@ class ServedModel:
     threads: Threads = None
     device: Devices = "cpu"
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
+    lora: Adapters = None
+    lora_scaled: ScaledAdapters = None
 
     def __post_init__(self) -> None:
         kinds = [(t or self.cache_type).lower() for t in (self.cache_type_k, self.cache_type_v)]
@@ -116,8 +128,20 @@ class ServedModel:
         kind = (self.cache_type_k or self.cache_type).lower()
         return {
             "ctx_size": self.ctx_size, "threads": self.threads, "exact": self.exact,
-            "cache_type": kind,
+            "cache_type": kind, "lora": self._adapters,
         }  # fmt: skip
+
+    @property
+    def _adapters(self) -> list[tuple[Path, float]]:
+        """Adapters and what each is multiplied by. InputError for what is no number."""
+        found = [(path, 1.0) for path in self.lora or ()]
+        for text in self.lora_scaled or ():
+            path, _, factor = text.rpartition(":")
+            try:
+                found.append((Path(path), float(factor)))
+            except ValueError:
+                raise InputError(f"--lora-scaled {text}: expected PATH:NUMBER") from None
+        return found
 
     def load(self, path: Path, head: Path | None = None, **more: Any) -> Loaded:
         """The model at `path`, with a head where given; `more` as `load` has it."""

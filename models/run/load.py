@@ -17,6 +17,7 @@ from ggraph.text.prompt import prompt_ids
 from ggraph.text.tokenizer import Tokenizer
 
 from ..heads.layouts import AnyHead, open_head
+from ..lora import adapted
 from ..registry import Model, open_model
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
@@ -108,6 +109,7 @@ def load(
     exact: bool = False,
     profile: bool = False,
     cache_type: str = "f16",
+    lora: Sequence[tuple[str | Path, float]] = (),
 ) -> Loaded:
     """Open a model for decoding.
 
@@ -117,7 +119,8 @@ def load(
     session of their own there,
     with its own copy of what they borrow from the model. `exact` computes with float32
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
-    is how keys and values are kept: one of `CACHE_TYPES`.
+    is how keys and values are kept: one of `CACHE_TYPES`. `lora` are adapters, each with what it
+    is multiplied by.
     Raises FormatError, ModelError, InputError or BackendError.
     """
     begun = time.perf_counter()
@@ -127,7 +130,7 @@ def load(
         raise InputError(f"no model at {path}")
     if cache_type not in CACHE_TYPES:
         raise InputError(f"cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
-    model = open_model(path)
+    model = adapted(open_model(path), [(Path(file), factor) for file, factor in lora])
     context = _context(model, ctx_size)
     model = model.reaching(context)
     options = replace(options or Options(), exact=exact or bool(options and options.exact))

@@ -48,6 +48,7 @@ class Options(BaseModel):
     threads: int | None = None
     device: str = "cpu"
     exact: bool = False
+    lora: tuple[tuple[Path, float], ...] = ()  # adapters, and what each is multiplied by
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log_prompts: bool = False
@@ -98,7 +99,7 @@ class Replica:
         path = o.model or fetch_default(lambda *_: None)
         m = load(
             path, devices=device_names(o.device), cache_type=o.cache_type, ctx_size=o.ctx_size,
-            threads=o.threads, exact=o.exact, head=o.head,
+            threads=o.threads, exact=o.exact, head=o.head, lora=o.lora,
         )  # fmt: skip
         self.service = Service(m, o.settings, o.cache_tokens)
         self.inside = Inside(

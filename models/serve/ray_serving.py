@@ -93,7 +93,10 @@ def replicas_on_ray(
 
 def _options(given: Mapping[str, Any], address: str | None) -> Options:
     """The options, with paths that hold wherever a replica begins. InputError for bad ones."""
-    paths = {n: Path(given[n]).absolute() for n in ("model", "head") if given.get(n)}
+    paths: dict[str, Any] = {
+        n: Path(given[n]).absolute() for n in ("model", "head") if given.get(n)
+    }
+    paths["lora"] = [(Path(p).absolute(), factor) for p, factor in given.get("lora", ())]
     if address is None and not paths["model"].exists():  # on a cluster only its machines know
         raise InputError(f"no model at {paths['model']}")
     options = _checked(lambda: Options(**{**given, **paths}))
