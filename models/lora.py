@@ -122,9 +122,10 @@ def _pairs(
 def adapted(model: Model, asked: Sequence[tuple[Path, float]]) -> Model:
     """The model with these adapters, each times a factor.
 
-    InputError for a factor that is no finite number, FormatError for damaged files. ModelError where an adapter is not for this model, or adapts what
-    is not a plain matrix there: the embedding, experts, and matrices that ggraph keeps otherwise
-    than the file does, those of delta nets among them.
+    InputError for a factor that is no finite number, FormatError for damaged files. ModelError
+    where an adapter is not for this model, or adapts what is not a plain matrix there: the
+    embedding, experts, and matrices that ggraph keeps otherwise than the file does, those of delta
+    nets in folders among them.
     """
     down: dict[str, list[Array]] = {}
     up: dict[str, list[Array]] = {}
