@@ -4,13 +4,15 @@ The answer quotes what each pass wrote down when it decided, and proves every pa
 the chain of commands that orders the last use of one tenant before the first use of the next.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ggraph.alloc import tenants
 from ggraph.door import checked
 from ggraph.errors import InputError
+from ggraph.graph import Graph
 from ggraph.lazy import lazy
 from ggraph.plan import Plan, Split, VerifiedPlan
 from ggraph.tensor import Tensor, line
@@ -47,17 +49,19 @@ class Explanation:
 
 
 @checked
-def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
+def explain(plan: Plan | VerifiedPlan, tensor: str, *, given: Graph | None = None) -> Explanation:
     """Pass and rule, split, stream, offset, previous tenants and the proofs of their order.
 
     `tensor` names a tensor of the planned graph, or a value of the plan (`NAME@host` is a staging
-    copy, `NAME#NEED` what a launch has beside its operands). Raises InputError for any other name.
+    copy, `NAME#NEED` what a launch has beside its operands). Raises InputError for any other name;
+    of a tensor of the graph that was `given` to be planned, which rewriting left out, the error
+    names the first that the plan has behind it.
     """
     p = plan.plan if isinstance(plan, VerifiedPlan) else plan
     t = p.graph.get(tensor)
     value = tensor if t is None or tensor in p.schedule.values else t.root.name
     if value not in p.schedule.values:
-        raise InputError(f"no tensor {tensor!r} in this plan{_near(tensor, p)}")
+        raise InputError(f"no tensor {tensor!r} in this plan{_instead(tensor, p, given)}")
     region = p.memory.regions.get(value)
     if region is None or region.buffer not in p.memory.buffers:
         raise InputError(f"%{value} has no bytes in any buffer of this plan")
@@ -76,10 +80,30 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     )
 
 
-def _near(tensor: str, p: Plan) -> str:
+def _instead(tensor: str, p: Plan, given: Graph | None) -> str:
+    """Where to look: behind a tensor that was left out, or at names like it."""
     known = [*(t.name for t in p.graph), *p.schedule.values]
+    if given is not None and given.get(tensor) is not None:
+        behind = _behind(tensor, given, known)
+        return f", which was rewritten; the first behind it is {behind!r}" if behind else ""
     close = difflib.get_close_matches(tensor, known, n=3)
     return f"; is it {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
+
+
+def _behind(tensor: str, given: Graph, known: Sequence[str]) -> str:
+    """The first of the plan's tensors on the way from a given one to the outputs. What has another
+    form in the plan (`NAME@a8`: in 8 bits) has its name, too."""
+    forms = {name.partition("@")[0]: name for name in reversed(known)} | {n: n for n in known}
+    users, way = given.users(), deque([tensor])
+    seen = {tensor}
+    while way:
+        name = way.popleft()
+        if name in forms:
+            return forms[name]
+        more = [u.name for u in users[name] if u.name not in seen]
+        seen.update(more)
+        way.extend(more)
+    return ""
 
 
 def _makers(p: Plan, value: str) -> list[int]:

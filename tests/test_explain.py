@@ -3,8 +3,10 @@
 import pytest
 
 from ggraph import Explanation, Graph, InputError, Options, explain, input, make_plan, ops, weight
+from ggraph.backends.cpu import cpu_spec
 from ggraph.backends.sim import sim_spec
 from ggraph.device import DeviceSpec
+from ggraph.dtype import Q8_0
 from ggraph.hazards.qkv_fork import Fork
 from ggraph.plan import Plan
 
@@ -83,6 +85,27 @@ def test_plans_verified_or_not_are_explained_alike() -> None:
     assert isinstance(verified.plan, Plan)
     assert explain(verified, "y") == explain(verified.plan, "y")
     assert isinstance(explain(verified, "y"), Explanation)
+
+
+def test_of_what_rewriting_left_out_the_first_behind_it_is_named() -> None:
+    x = input("x", (2, 64))
+    w = {n: weight(n, (64, 64), Q8_0) for n in ("gate.w", "up.w", "down.w")}
+    normed = ops.mul(ops.rms_norm(x, name="rms"), weight("norm.w", (64,)), name="norm")
+    gate, up = (ops.mul_mat(w[f"{n}.w"], normed, name=n) for n in ("gate", "up"))
+    down = ops.mul_mat(w["down.w"], ops.swiglu(gate, up, name="act"), name="down")
+    graph = Graph.of({"y": ops.add(x, down, name="sum")})
+    plan = make_plan(graph, [cpu_spec("cpu")])
+    held = {t.name for t in plan.plan.graph}
+    for name, behind in (("rms", "norm@a8"), ("norm", "norm@a8"), ("gate", "act@a8"),
+                         ("up", "act@a8"), ("act", "act@a8"), ("down", "y")):  # fmt: skip
+        assert name not in held and behind in held
+        with pytest.raises(InputError) as caught:
+            explain(plan, name, given=graph)
+        told = f"no tensor {name!r} in this plan, which was rewritten; the first behind it is"
+        assert str(caught.value) == f"{told} {behind!r}"
+    assert explain(plan, "act@a8", given=graph) == explain(plan, "act@a8")
+    with pytest.raises(InputError, match="is it 'act@a8' or"):
+        explain(plan, "act@a", given=graph)
 
 
 @pytest.mark.parametrize("name", ["hlaf", "", "nothing like it"])

@@ -165,7 +165,7 @@ def planning() -> Calls:
         "examine": (examine, {"plan": plan, "iterations": 0}),
         "races": (races, {"plan": plan}),
         "approximations": (approximations, {"plan": plan}),
-        "explain": (explain, {"plan": PLAN, "tensor": "y"}),
+        "explain": (explain, {"plan": PLAN, "tensor": "y", "given": GRAPH}),
         "Plan.tensor": (plan.tensor, {"name": "y"}),
         "show": (show, {"noun": GRAPH, "form": "json"}),
         "graph_text": (shown.graph_text, {"graph": GRAPH}),

@@ -125,7 +125,7 @@ def plan(
             _print_trade(trade_table(graph, _specs(session), options), as_json)
         else:
             verified = _proved(session, graph, opened.weight, html, export)
-            _print(verified, explain_tensor, html, export, as_json, full)
+            _print(verified, graph, explain_tensor, html, export, as_json, full)
 
 
 def _check(memory: str, streams: int, rows: int, context: int, ctx_size: int) -> None:
@@ -153,6 +153,7 @@ def _session(device: str, options: Options, threads: int | None) -> Session:
 
 def _print(
     verified: VerifiedPlan,
+    graph: Graph,
     tensor: str | None,
     html: Path | None,
     export: Path | None,
@@ -162,7 +163,7 @@ def _print(
     """One tensor's explanation, the page, the plan as JSON, or as text where no file was wanted."""
     COMPILING.clear()
     if tensor is not None:
-        _explain(verified, tensor, as_json)
+        _explain(verified, graph, tensor, as_json)
     elif html is not None:
         write_text(html, plan_html(verified.plan, vars(verified.certificate)))
     elif as_json:
@@ -218,8 +219,8 @@ def _write_refused(
         write_text(export, json.dumps(plan_to_json(refused)) + "\n")
 
 
-def _explain(verified: VerifiedPlan, tensor: str, as_json: bool) -> None:
-    found = explain(verified, tensor)
+def _explain(verified: VerifiedPlan, graph: Graph, tensor: str, as_json: bool) -> None:
+    found = explain(verified, tensor, given=graph)
     if as_json:
         print_json(vars(found))
     else:
