@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from serve_kit import ended, started
 from small_model import small_model
 from test_models_golden import GOLDEN, TOLERANCE, spread_error
 from typer.testing import CliRunner
@@ -285,3 +287,15 @@ def test_the_command_line_takes_adapters_and_factors(tmp_path: Path) -> None:
     assert both == want
     assert len({said(), said("--lora", a), said("--lora", b), both}) == 4
     assert said("--lora-scaled", f"{a}:0") == said()
+
+
+def test_a_server_takes_adapters_too(tmp_path: Path) -> None:
+    base = small_model(tmp_path / "base.gguf")
+    a = drawn(tmp_path / "a.gguf", base, 1)
+    with Chat(base, lora=[(a, 0.5)]) as chat:
+        want = "".join(chat.answer("ab", chat=False, temp=0, limit=12))
+    server = started(base, "-t", "1", "--lora-scaled", f"{a}:0.5")
+    body = {"prompt": "ab", "max_tokens": 12, "temperature": 0}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body).json()
+    assert ended(server) == 0
+    assert reply["choices"][0]["text"] == want
