@@ -7,6 +7,7 @@ heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabu
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, weight
@@ -66,6 +67,18 @@ class Step:
             self.certain = input("certain", (texts,), dtypes.I32)
             if rows <= LOG:
                 self.log_slots = input("log_slots", (rows,), dtypes.I64)
+
+    @cached_property
+    def growth(self) -> Tensor:
+        """By how much each row's queries are longer than in the first context of the training, f32
+        [T]: 1 + g * ln(1 + how many such contexts are behind it).
+
+        Source: transformers' `get_llama_4_attn_scale`.
+        """
+        c = self.config
+        trained = c.rope.n_ctx_orig or c.max_position_embeddings
+        behind = ops.floor(ops.cast(self.positions, dtypes.F32) / trained)
+        return ops.log(behind + 1.0) * c.query_growth + 1.0
 
     def asked(self, x: Tensor, i: int) -> Tensor:
         """Of x [T, n] or [T] the rows of which layer i's result is read: all T; of the last layer
@@ -200,12 +213,12 @@ def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -
 
 def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
     """Heads x [T, heads, D] of layer i, rotated where it rotates; of the role "q" those of the rows
-    that the layer is asked for."""
-    rope = s.config.rope_of(i)
-    if rope is None:
-        return x
-    at = s.asked(s.positions, i) if role == "q" else s.positions
-    return rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
+    that the layer is asked for, grown where queries grow."""
+    rope, asks = s.config.rope_of(i), role == "q"
+    if rope is not None:
+        at = s.asked(s.positions, i) if asks else s.positions
+        x = rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
+    return x * s.asked(s.growth, i).reshape(-1, 1, 1) if asks and s.config.query_growth else x
 
 
 def remembered(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> tuple[Tensor, Tensor]:

@@ -62,6 +62,14 @@ class Rope:
             raise ModelError("rope: factors of frequencies that float32 cannot hold")
 
 
+def yarn_magnitude(factor: float, mscale: float) -> float:
+    """YaRN's correction of the attention's magnitude for positions stretched by `factor` >= 1.
+
+    Source: Peng et al. 2023 (arXiv 2309.00071), equation 22; transformers' `get_mscale`.
+    """
+    return 1.0 + 0.1 * mscale * math.log(factor)
+
+
 def yarn_factors(rope: Rope) -> tuple[float, ...]:
     """What YaRN divides each frequency by where pairs are not counted in whole numbers.
 
@@ -107,6 +115,7 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     attention_multiplier: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    query_growth: float = 0.0  # with the position: see `Step.growth`
     logits_scaling: float = 1.0  # what logits are divided by
     attn_logit_softcapping: float = 0.0
     final_logit_softcapping: float = 0.0
@@ -213,6 +222,7 @@ SCALARS = (
     Scalar("embedding_multiplier", ("embedding_multiplier",), "embedding_scale"),
     Scalar("residual_multiplier", ("residual_multiplier",), "residual_scale"),
     Scalar("attention_multiplier", ("attention_multiplier",), "attention.scale"),
+    Scalar("query_growth", ("llama_4_scaling_beta",), "attention.temperature_scale"),
     Scalar("logits_scaling", ("logits_scaling",), "logit_scale"),
     Scalar("attn_logit_softcapping", ("attn_logit_softcapping",), "attn_logit_softcapping"),
     Scalar("final_logit_softcapping", ("final_logit_softcapping",), "final_logit_softcapping"),

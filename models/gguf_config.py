@@ -21,6 +21,7 @@ from .config import (
     Rope,
     layer_range,
     scalar,
+    yarn_magnitude,
 )
 
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
@@ -186,9 +187,11 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
     rope = replace(rope, freq_scale=1 / factor)
     if kind != "yarn":
         return rope
+    once = yarn_magnitude(factor, k.real("rope.scaling.yarn_log_multiplier", 0.0))
     return replace(
         rope,
         ext_factor=1.0,
+        attn_factor=rope.attn_factor / once,
         beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=rope.n_ctx_orig or context,

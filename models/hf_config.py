@@ -15,7 +15,7 @@ import numpy as np
 from ggraph import ModelError
 from ggraph.errors import shown
 
-from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
+from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar, yarn_magnitude
 
 RECURRENT = ("linear_attention", "conv")  # layer types that have a state
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
@@ -252,14 +252,6 @@ def _divisors(s: Keys, key: str, count: int) -> tuple[float, ...]:
         raise ModelError(f"config.json rope: {key} = {value!r:.60}: expected {count} numbers")
     each = Keys({str(i): v for i, v in enumerate(value)}, f"config.json rope: {key}")
     return tuple(each.real(str(i)) for i in range(count))
-
-
-def yarn_magnitude(factor: float, mscale: float) -> float:
-    """YaRN's correction of the attention's magnitude for positions stretched by `factor` >= 1.
-
-    Source: Peng et al. 2023 (arXiv 2309.00071), equation 22; transformers' `get_mscale`.
-    """
-    return 1.0 + 0.1 * mscale * math.log(factor)
 
 
 def llama3_factors(rope: Rope, s: Keys, trained: int) -> tuple[float, ...]:

@@ -22,8 +22,8 @@ from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
 from .blocks import Step
-from .config import Keys
-from .hf_config import scaling_of, yarn_magnitude
+from .config import Keys, yarn_magnitude
+from .hf_config import scaling_of
 
 NAMES = {
     "self_attn.q_a_proj": "attn_q_a",

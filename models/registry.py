@@ -28,6 +28,7 @@ from . import (
     granite,
     lfm2,
     llama,
+    ministral3,
     olmo2,
     phi3,
     qwen2,
@@ -44,7 +45,8 @@ from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
 
 BUILT_IN = (
-    llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
+    llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen3.QWEN3,
+    qwen3_moe.QWEN3_MOE,
     qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
     gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2,
     olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,

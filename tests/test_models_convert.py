@@ -144,6 +144,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8}
         ("tiny2/glm4_moe_lite", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
         ("tiny2/gpt_oss", {"rope_parameters": {**YARN, "truncate": True}}),
         ("tiny2/granite", {"attention_multiplier": None, "logits_scaling": 2.0}),
+        ("tiny2/ministral3", {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.2}}),
         ("tiny2/mixtral", {"sliding_window": 8}),
         ("tiny2/olmo3", {"layer_types": ["full_attention", "sliding_attention"] * 3}),
         ("tiny2/phi3", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}),

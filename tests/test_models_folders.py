@@ -68,6 +68,36 @@ def test_olmo_3_as_it_was_released(tmp_path: Path) -> None:
         assert error(folder("tiny2/olmo3", tmp_path / str(i), changes), "tiny2/olmo3") < TOLERANCE
 
 
+@pytest.mark.parametrize("lead", ["language_model.model.", "model.language_model."])
+def test_ministral_3_as_it_was_released(lead: str, tmp_path: Path) -> None:
+    """The text's part of a model that sees."""
+    hf = folder("tiny2/ministral3", tmp_path / "hf", {})
+    text = json.loads((hf / "config.json").read_text())
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    (hf / "config.json").write_text(json.dumps({**whole, "text_config": text}))
+    tensors = load_file(hf / "model.safetensors")
+    told = {n.replace("model.", lead, 1): t for n, t in tensors.items()}
+    others = ("vision_tower", "model.vision_tower", "multi_modal_projector")
+    seen = {f"{side}.patch_conv.weight": np.ones(3, np.float16) for side in others}
+    save_file({**told, **seen}, hf / "model.safetensors")
+    assert error(hf, "tiny2/ministral3") < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["mistral", None])
+def test_the_text_of_a_mistral_small_3_is_a_mistral(kind: str | None, tmp_path: Path) -> None:
+    """Its config says so by the kind alone, or not at all."""
+    text = json.loads((GOLDEN / "tiny" / "mistral_sliding" / "config.json").read_text())
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    for i, window in enumerate((text["sliding_window"], None)):
+        own = {**text, "model_type": kind, "sliding_window": window}
+        kept = {k: v for k, v in own.items() if v is not None}
+        hf = folder("tiny/mistral_sliding", tmp_path / str(i), {**whole, "text_config": kept})
+        (hf / "config.json").write_text(json.dumps({**whole, "text_config": kept}))
+        c = open_model(hf).config
+        assert (c.architecture, c.sliding_window) == ("mistral3", window or 4096)
+        assert (error(hf, "tiny/mistral_sliding") < TOLERANCE) == (window is not None)
+
+
 UNITS = ("hidden_act", "hidden_activation", "activation_function")
 
 
@@ -157,6 +187,11 @@ def test_layers_of_smollm3_that_do_not_turn_may_slide(told: bool, tmp_path: Path
 THETA = {"rope_type": "default"}
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
+    ("tiny2/ministral3", {"rms_norm_eps": 1e-5, "head_dim": 128}),
+    ("tiny2/ministral3", {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
+        "llama_4_scaling_beta": 0.1}}),
     ("tiny2/mixtral", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
     ("tiny2/mixtral", {"rope_parameters": {**THETA, "rope_theta": 1e6}}),
     ("tiny2/olmo2", {"rms_norm_eps": 1e-5}),
