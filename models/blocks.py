@@ -14,7 +14,7 @@ from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, 
 from ggraph.decode.model import LOG, REPLAYED, StepShape
 from ggraph.formats.checkpoint import RawTensor
 
-from .config import DecoderConfig, Rope
+from .config import SIGMOID, DecoderConfig, Rope
 
 YARN = "rope_yarn.weight"  # made from the config, and in no file
 
@@ -287,25 +287,30 @@ def attended(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
     return s.asked(x, i) + scaled(mixed, s.config.residual_multiplier)
 
 
+def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
+    """SwiGLU of layer i, or the mixture of its experts: [T, E] -> [T, E]."""
+    return experts(s, x, i) if s.config.has_experts(i) else swiglu(s, x, i)
+
+
 def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
     """The second half of layer i, added to what the first made: [T, E] -> [T, E]."""
-    return h + scaled(swiglu(s, norm(s, h, f"blk.{i}.ffn_norm"), i), s.config.residual_multiplier)
+    made = feed_forward(s, norm(s, h, f"blk.{i}.ffn_norm"), i)
+    return h + scaled(made, s.config.residual_multiplier)
 
 
 def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu) -> Tensor:
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
 
-    Experts are as good as their soft_max chance, or, where the checkpoint corrects it by
-    `exp_probs_b`, as its sigmoid and that; the correction chooses but does not weigh.
+    Experts are as good as their soft_max chance or their sigmoid, and as `exp_probs_b` says beside
+    it, where the checkpoint has it: that chooses but does not weigh.
     """
     c, blk = s.config, f"blk.{i}"
     n, f, e, u = c.num_experts, c.moe_intermediate_size, c.hidden_size, c.num_experts_per_tok
     logits = linear(s, x, f"{blk}.ffn_gate_inp", n)  # [T, X]
+    chance = ops.sigmoid if c.expert_gating_func == SIGMOID else ops.soft_max
+    worth = chances = chance(logits, name=f"{blk}.moe_probs")
     if s.has(f"{blk}.exp_probs_b.bias"):
-        chances = ops.sigmoid(logits, name=f"{blk}.moe_probs")
         worth = ops.add(chances, s.w(f"{blk}.exp_probs_b.bias", n))
-    else:
-        worth = chances = ops.soft_max(logits, name=f"{blk}.moe_probs")
     chosen = ops.top_k(worth, u, name=f"{blk}.moe_ids")  # [T, U]
     factor, even = c.routed_scaling_factor, c.norm_topk_prob
     share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")

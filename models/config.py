@@ -18,6 +18,7 @@ MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
 MOST_LAYERS = 4096
 WIDEST = 1 << 20  # of what a layer has many of: heads, numbers in one
 LARGEST = float(np.finfo(np.float32).max)
+SOFT_MAX, SIGMOID = 1, 2  # how chances of experts are made, as GGUF says it
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # LongRoPE's
 
 
@@ -108,6 +109,7 @@ class DecoderConfig:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = True
     # experts beyond Qwen3's
+    expert_gating_func: int = 0  # SOFT_MAX if not told
     routed_scaling_factor: float = 1.0
     first_k_dense_replace: int = 0  # so many layers at the start have no experts
     shared_intermediate_size: int = 0  # of the feed-forward that every row takes
@@ -151,6 +153,8 @@ class DecoderConfig:
                 f"{self.architecture}: {self.num_attention_heads} heads cannot share "
                 f"{self.num_key_value_heads} key-value heads"
             )
+        if self.expert_gating_func > SIGMOID:
+            raise ModelError(f"{self.architecture}: expert_gating_func = {self.expert_gating_func}")
         if not self.logits_scaling > 0:
             raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
@@ -165,6 +169,10 @@ class DecoderConfig:
     def remembers(self, layer: int) -> bool:
         """Whether this layer has a recurrent state in place of attention."""
         return layer < len(self.recurrent_layers) and self.recurrent_layers[layer]
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer's feed-forward is a mixture."""
+        return self.num_experts > 0 and layer >= self.first_k_dense_replace
 
     def rope_of(self, layer: int) -> Rope | None:
         """How this layer rotates queries and keys, None where it does not."""
@@ -207,13 +215,18 @@ SCALARS = (
     Scalar("num_experts", ("num_experts", "num_local_experts", "n_routed_experts"), "expert_count"),
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
+    Scalar("expert_gating_func", (), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
     Scalar(
         "num_nextn_predict_layers",
         ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
         "nextn_predict_layers",
     ),
-    Scalar("first_k_dense_replace", ("first_k_dense_replace",), "leading_dense_block_count"),
+    Scalar(
+        "first_k_dense_replace",
+        ("first_k_dense_replace", "num_dense_layers"),
+        "leading_dense_block_count",
+    ),
     Scalar(
         "shared_intermediate_size",
         ("shared_expert_intermediate_size",),

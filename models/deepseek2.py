@@ -16,7 +16,7 @@ from ggraph.formats.checkpoint import RawTensor
 from . import blocks, latent
 from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
-from .config import DecoderConfig, Keys
+from .config import SIGMOID, DecoderConfig, Keys
 from .hf_config import without_window
 from .latent import Latent
 
@@ -31,7 +31,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     c = s.config
     mixed = latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes_of(c))
     h = s.asked(x, i) + mixed
-    if i < c.first_k_dense_replace:
+    if not c.has_experts(i):
         return blocks.fed_forward(s, h, i)
     normed = blocks.norm(s, h, f"blk.{i}.ffn_norm")
     shared = blocks.gated(s, normed, i, ops.swiglu, c.shared_intermediate_size, "_shexp")
@@ -90,6 +90,7 @@ def complete(c: DecoderConfig) -> DecoderConfig:
         c,
         num_key_value_heads=c.num_attention_heads,
         rope=replace(c.rope, mode="normal"),
+        expert_gating_func=c.expert_gating_func or SIGMOID,
         shared_intermediate_size=c.shared_intermediate_size or c.moe_intermediate_size,
     )
 
@@ -139,7 +140,6 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
         "attention.scale": None,
         "expert_shared_feed_forward_length": None,
         "expert_shared_count": c.shared_intermediate_size // max(c.moe_intermediate_size, 1),
-        "expert_gating_func": 2,
         "expert_weights_norm": c.norm_topk_prob,
         "leading_dense_block_count": c.first_k_dense_replace,
     }

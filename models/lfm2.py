@@ -1,17 +1,19 @@
-"""LFM2: short convolutions between two gates in most layers, attention in the others.
+"""LFM2: short convolutions between two gates in most layers, attention in the others; with experts
+chosen by sigmoids behind a few dense layers, or without.
 
-Source: Liquid AI 2025 (arXiv 2511.23404); transformers `modeling_lfm2`.
+Source: Liquid AI 2025 (arXiv 2511.23404); transformers `modeling_lfm2`, `modeling_lfm2_moe`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor, dtypes, ops
+from ggraph import Graph, ModelError, Tensor, dtypes, ops
 
 from . import blocks
 from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
-from .config import DecoderConfig, Keys
+from .config import SIGMOID, DecoderConfig, Keys
 from .recurrent import convolved
 
 
@@ -84,6 +86,19 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
     return {"attention.head_count_kv": [0 if r else kv for r in c.recurrent_layers]}
 
 
+def complete_moe(c: DecoderConfig) -> DecoderConfig:
+    """How experts are chosen."""
+    return replace(c, expert_gating_func=SIGMOID)
+
+
+def keys_moe(c: DecoderConfig) -> Mapping[str, Any]:
+    """Which layers are dense. ModelError for shares that no GGUF file can tell: llama.cpp lets them
+    sum to 1."""
+    if not c.norm_topk_prob or c.routed_scaling_factor != 1:
+        raise ModelError("lfm2moe: GGUF cannot say what experts' shares sum to, if not to 1")
+    return {**keys(c), "leading_dense_block_count": c.first_k_dense_replace}
+
+
 LFM2 = Architecture(
     "lfm2", build, ("Lfm2ForCausalLM",), translate=translate, load=load, store=store, keys=keys,
     fixed=SWIGLU, hf_defaults={"rope_theta": 1e6, "conv_L_cache": 3},
@@ -95,4 +110,15 @@ LFM2 = Architecture(
         "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
     },
     top_names={"model.embedding_norm.weight": "output_norm.weight"},
+)  # fmt: skip
+LFM2_MOE = replace(
+    LFM2, name="lfm2moe", hf=("Lfm2MoeForCausalLM",), complete=complete_moe, keys=keys_moe,
+    fixed={**SWIGLU, "use_expert_bias": (True,)},
+    hf_defaults={
+        **LFM2.hf_defaults, "num_dense_layers": 2, "num_experts_per_tok": 4, "norm_topk_prob": True,
+    },
+    layer_names={
+        **LFM2.layer_names, "feed_forward.gate": "ffn_gate_inp",
+        "feed_forward.expert_bias": "exp_probs_b.bias",
+    },
 )  # fmt: skip

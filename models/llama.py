@@ -23,11 +23,7 @@ def build(s: Step) -> Graph:
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
-    h = blocks.attended(s, x, i)
-    if not s.config.num_experts:
-        return blocks.fed_forward(s, h, i)
-    made = blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
-    return h + blocks.scaled(made, s.config.residual_multiplier)
+    return blocks.fed_forward(s, blocks.attended(s, x, i), i)
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

@@ -12,7 +12,7 @@ from .blocks import Step
 
 
 def build(s: Step) -> Graph:
-    """The step graph of a dense Qwen3 checkpoint."""
+    """The step graph of a Qwen3 checkpoint, dense or with experts."""
     return blocks.stacked(s, layer)
 
 

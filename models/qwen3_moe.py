@@ -6,22 +6,9 @@ Source: Qwen team 2025 (arXiv 2505.09388).
 from collections.abc import Mapping
 from typing import Any
 
-from ggraph import Graph, Tensor
-
-from . import blocks, qwen2
+from . import qwen2
 from .architecture import SWIGLU, Architecture
-from .blocks import Step
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Qwen3 checkpoint with experts."""
-    return blocks.stacked(s, layer)
-
-
-def layer(s: Step, x: Tensor, i: int) -> Tensor:
-    """Layer i: [T, E] -> [T, E]."""
-    h = blocks.attended(s, x, i, qk_norm="head")
-    return h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+from .qwen3 import build
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ Hugging Face names to them, and is the only place that knows both.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,9 @@ from .hf_config import check_fixed, from_hf
 
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen3.QWEN3,
-    qwen3_moe.QWEN3_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
-    gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2,
-    olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
+    qwen3_moe.QWEN3_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2,
+    gemma3.GEMMA3, gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2,
+    lfm2.LFM2_MOE, olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -260,7 +259,7 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
 _EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
           "w1": "gate", "w3": "up", "w2": "down"}  # fmt: skip
-_STACKED = {"mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",)}
+_STACKED = re.compile(r"(?:mlp|feed_forward)\.experts\.(gate_up|down)_proj")
 _NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
 _NEXT_TOP = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
@@ -290,19 +289,19 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
         elif match is not None and match[2] in inner:
             title = ".".join(p for p in ("blk", match[1], inner[match[2]], match[3]) if p)
             found[title] = replace(t, name=title)
-        elif match is not None and match[2] in _STACKED:
-            found |= _halves(f"blk.{match[1]}.ffn", _STACKED[match[2]], t)
+        elif match is not None and (parts := _STACKED.fullmatch(match[2])):
+            found |= _halves(f"blk.{match[1]}.ffn", parts[1].split("_"), t)
         elif match is not None and (expert := _EXPERT.fullmatch(match[2])) and expert[2] in _PARTS:
             title = f"blk.{match[1]}.ffn_{_PARTS[expert[2]]}_exps.{match[3]}"
             stacks.setdefault(title, {})[int(expert[1])] = t
         elif not _USELESS.fullmatch(name):
             raise ModelError(f"{config.architecture}: unknown tensor {given!r} in the checkpoint")
-    for title, parts in stacks.items():
-        found[title] = _stack(title, parts, config.num_experts)
+    for title, each in stacks.items():
+        found[title] = _stack(title, each, config.num_experts)
     return found
 
 
-def _halves(lead: str, parts: tuple[str, ...], t: RawTensor) -> Tensors:
+def _halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
     """Experts that stand in one tensor [X, n, k], whose rows are those of all parts."""
     if len(t.shape) != 3 or t.shape[1] % len(parts):
         raise ModelError(f"{t.name!r}: experts' {' and '.join(parts)} of shape {list(t.shape)}")

@@ -133,7 +133,7 @@ class Sharding:
         xs = [x for _ in self.devices]
         for i in range(self.config.num_hidden_layers):
             xs = self._half(own, parts, xs, i, "attn_norm", self._attention)
-            xs = self._half(own, parts, xs, i, "ffn_norm", self._feed_forward)
+            xs = self._half(own, parts, xs, i, "ffn_norm", blocks.feed_forward)
         return self._head(own, parts, xs)
 
     def part_of(self, name: str) -> tuple[str, Cut]:
@@ -190,9 +190,6 @@ class Sharding:
 
     def _attention(self, s: Step, x: Tensor, i: int) -> Tensor:
         return blocks.attention(s, x, i, qk_norm=QK_NORM[self.config.architecture])
-
-    def _feed_forward(self, s: Step, x: Tensor, i: int) -> Tensor:
-        return blocks.experts(s, x, i) if self.config.num_experts else blocks.swiglu(s, x, i)
 
     def _head(self, own: Sequence[Step], parts: Sequence[Step], xs: Sequence[Tensor]) -> Graph:
         """Logits, a part of the vocabulary from each chunk, side by side on the first device."""

@@ -16,7 +16,9 @@ from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
 from models.registry import BUILT_IN, open_model
 
-MIXTURES = ("tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/mixtral", "tiny2/qwen3_5_moe")
+MIXTURES = (
+    "tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/qwen3_5_moe",
+)  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
 
@@ -51,8 +53,9 @@ def test_experts_in_one_tensor_are_those_in_many(name: str, tmp_path: Path) -> N
     made = stacked(load_file(hf / "model.safetensors"))
     save_file(made, hf / "model.safetensors")
     assert error(hf, name) < TOLERANCE
-    for odd in (made["model.layers.2.mlp.experts.gate_up_proj"][:, 1:], np.ones(3, np.float16)):
-        damaged = {**made, "model.layers.2.mlp.experts.gate_up_proj": np.ascontiguousarray(odd)}
+    one = next(n for n in made if n.startswith("model.layers.2.") and n.endswith(".gate_up_proj"))
+    for odd in (made[one][:, 1:], np.ones(3, np.float16)):
+        damaged = {**made, one: np.ascontiguousarray(odd)}
         save_file(damaged, hf / "model.safetensors")
         with pytest.raises(ModelError, match=r"gate_up_proj'.*gate and up of shape"):
             open_model(hf)
@@ -142,6 +145,7 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/gpt2", {"add_cross_attention": True}),
         ("tiny2/gpt_oss", {"swiglu_limit": 3.5}),
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
+        ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
     ],
 )  # fmt: skip
@@ -200,6 +204,8 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/phi3", {"rms_norm_eps": 1e-5}),
     ("tiny2/smollm3", {"rope_parameters": {**THETA, "rope_theta": 2e6}}),
     ("tiny2/lfm2", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
+    ("tiny2/lfm2_moe", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
+    ("tiny2/lfm2_moe", {"num_dense_layers": 2, "num_experts_per_tok": 4, "norm_topk_prob": True}),
     ("tiny2/granite", {"attention_multiplier": 1.0}),
     ("tiny2/gemma2", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     ("tiny2/gemma2", {"query_pre_attn_scalar": 256, "sliding_window": 4096}),
