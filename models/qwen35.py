@@ -17,12 +17,13 @@ from ggraph import Array, Graph, Tensor, ops
 from . import blocks, gemma2
 from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
-from .config import DecoderConfig
+from .config import DecoderConfig, Keys
 from .gguf_config import every
 from .lfm2 import kernel
 from .recurrent import convolved, delta_net
 
 SECTIONS = (11, 11, 10)  # of the released models, where the config does not say
+PERIOD = 4  # of layers with attention, where a file does not say
 
 
 def build(s: Step) -> Graph:
@@ -30,10 +31,13 @@ def build(s: Step) -> Graph:
     return blocks.stacked(s, layer)
 
 
-def layer(s: Step, x: Tensor, i: int) -> Tensor:
-    """Layer i: [T, E] -> [T, E]."""
+def layer(s: Step, x: Tensor, i: int, together: bool = False) -> Tensor:
+    """Layer i: [T, E] -> [T, E]. `together` as in `linear_attention`."""
     normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
-    mixed = linear_attention(s, normed, i) if s.config.remembers(i) else attention(s, normed, i)
+    if s.config.remembers(i):
+        mixed = linear_attention(s, normed, i, together)
+    else:
+        mixed = attention(s, normed, i)
     h = s.asked(x, i) + mixed
     return h + feed_forward(s, blocks.norm(s, h, f"blk.{i}.post_attention_norm"), i)
 
@@ -61,8 +65,11 @@ def attention(s: Step, x: Tensor, i: int) -> Tensor:
     return blocks.linear(s, opened, f"{blk}.attn_output", c.hidden_size)
 
 
-def linear_attention(s: Step, x: Tensor, i: int) -> Tensor:
-    """A gated delta net over convolved q, k and v: [T, E] -> [T, E]."""
+def linear_attention(s: Step, x: Tensor, i: int, together: bool) -> Tensor:
+    """A gated delta net over convolved q, k and v: [T, E] -> [T, E].
+
+    Heads of values have those of keys in turn, or, `together`, those of one follow one another.
+    """
     c, blk, rows = s.config, f"blk.{i}", x.shape[0]
     g, h, d = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim
     width = (2 * g + h) * d
@@ -70,11 +77,13 @@ def linear_attention(s: Step, x: Tensor, i: int) -> Tensor:
     w = s.w(f"{blk}.ssm_conv1d.weight", c.linear_conv_kernel_dim, width)
     mixed = ops.silu(convolved(s, mixed, i, w))
     q, k = (_unit(ops.columns(mixed, j * g * d, g * d), g, d) for j in range(2))
+    if together:
+        q, k = (_each(t, h // g) for t in (q, k))
     v = ops.cont(ops.columns(mixed, 2 * g * d, h * d))
     beta = ops.sigmoid(blocks.linear(s, x, f"{blk}.ssm_beta", h))
     alpha = ops.add(blocks.linear(s, x, f"{blk}.ssm_alpha", h), s.w(f"{blk}.ssm_dt.bias", h))
     gate = ops.mul(ops.softplus(alpha), s.w(f"{blk}.ssm_a", h))  # [T, H], below 0
-    row = ops.concat([k.reshape(rows, g * d), v, gate, beta], axis=-1)
+    row = ops.concat([k.reshape(rows, -1), v, gate, beta], axis=-1)
     found = delta_net(s, i, q * (1 / math.sqrt(d)), row, h, d)  # [T, H, D]
     z = blocks.linear(s, s.asked(x, i), f"{blk}.attn_gate", h * d)
     normed = blocks.norm(s, found, f"{blk}.ssm_norm").reshape(rows, h * d)
@@ -88,29 +97,54 @@ def _unit(x: Tensor, g: int, d: int) -> Tensor:
     return ops.rms_norm(heads, eps=1e-6 / d) * (1 / math.sqrt(d))
 
 
+def _each(x: Tensor, times: int) -> Tensor:
+    """Every head of x [T, G, D] so many times: [T, G * times, D]."""
+    rows, g, d = x.shape
+    return ops.repeat(x.reshape(rows, g, 1, d), (rows, g, times, d)).reshape(rows, g * times, d)
+
+
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Which layers have attention, where the config lists none: every so-manieth."""
+    if values.get("layer_types"):
+        return values
+    k = Keys(values, "config.json")
+    period = k.integer("full_attention_interval", PERIOD)
+    linear = every(period, k.integer("num_hidden_layers"))
+    return {**values, "layer_types": [f"{('full', 'linear')[t]}_attention" for t in linear]}
+
+
 def complete(c: DecoderConfig) -> DecoderConfig:
     """Shares of experts always sum to 1."""
     return replace(c, norm_topk_prob=True)
 
 
-def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Norms grown by 1, decays as what multiplies, and heads of values in turn by their key head,
-    where Hugging Face has those of one key head together."""
-    d = c.linear_key_head_dim
+def own_values(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Norms grown by 1, and decays as what multiplies."""
     found: Tensors = {}
     for name, t in tensors.items():
+        if name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight"):
+            t = gemma2.grown(t)
+        decays = name.endswith(".ssm_a")
+        found[name] = changed(t.widened(), -np.exp(t.float32())) if decays else t
+    return found
+
+
+def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Heads of values in turn by their key head, where Hugging Face has those of one key head
+    together."""
+    d = c.linear_key_head_dim
+    found = own_values(tensors, c)
+    for name, t in found.items():
         role = name.rpartition(".")[0].rpartition(".")[2] if name.startswith("blk.") else ""
         role = "ssm_a" if name.endswith(".ssm_a") else role
-        if name.endswith("norm.weight") and role != "ssm_norm":
-            t = gemma2.grown(t)
-        elif role in ("attn_qkv", "ssm_conv1d"):
+        if role in ("attn_qkv", "ssm_conv1d"):
             at = 2 * c.linear_num_key_heads * d
             t = changed(t, np.concatenate([t.data[:at], _in_turn(t.data[at:], c, d)]))
         elif role in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a"):
             t = changed(t, _in_turn(t.data, c, d if role == "attn_gate" else 1))
         elif role == "ssm_out":
             t = changed(t, _in_turn(t.data.T, c, d).T)
-        found[name] = changed(t.widened(), -np.exp(t.float32())) if role == "ssm_a" else t
+        found[name] = t
     return found
 
 
@@ -167,7 +201,7 @@ NAMES = {
 QWEN35 = Architecture(
     "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
     complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
-    fixed={"hidden_act": SWIGLU["hidden_act"]},
+    fixed={"hidden_act": SWIGLU["hidden_act"]}, translate=translate,
     hf_defaults={"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4},
 )  # fmt: skip
 QWEN35_MOE = replace(

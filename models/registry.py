@@ -34,6 +34,7 @@ from . import (
     qwen2,
     qwen3,
     qwen3_moe,
+    qwen3_next,
     qwen35,
     smollm3,
 )
@@ -46,9 +47,9 @@ from .hf_config import check_fixed, from_hf
 
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen3.QWEN3,
-    qwen3_moe.QWEN3_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2,
-    gemma3.GEMMA3, gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2,
-    lfm2.LFM2_MOE, olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
+    qwen3_moe.QWEN3_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT,
+    deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS,
+    granite.GRANITE, lfm2.LFM2, lfm2.LFM2_MOE, olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)

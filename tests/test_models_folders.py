@@ -18,6 +18,7 @@ from models.registry import BUILT_IN, open_model
 
 MIXTURES = (
     "tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/qwen3_5_moe",
+    "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -126,7 +127,7 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
     [
         *((n, {"rope_parameters": HALF}) for n in NAMES
           if n not in ("tiny2/gpt2", "tiny2/glm4_moe_lite", "tiny2/phi3", "tiny2/qwen3_5",
-                       "tiny2/qwen3_5_moe")),
+                       "tiny2/qwen3_5_moe", "tiny2/qwen3_next")),
         ("tiny/llama_tied", {"rope_parameters": None, "partial_rotary_factor": 0.5}),
         *((n, {"rope_parameters": {"full_attention": {}, "sliding_attention": scaling}})
           for n in ("tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/olmo3")
@@ -146,6 +147,7 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/gpt_oss", {"swiglu_limit": 3.5}),
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
+        ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
     ],
 )  # fmt: skip
@@ -226,6 +228,9 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/qwen3_5", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.25},
                        "linear_conv_kernel_dim": 4}),
     ("tiny2/qwen3_5_moe", {"num_experts_per_tok": 8}),
+    ("tiny2/qwen3_next", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.25},
+                          "linear_conv_kernel_dim": 4, "num_experts_per_tok": 10,
+                          "norm_topk_prob": True}),
     ("tiny/qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": False}),
     *((f"tiny/{n}", {"use_sliding_window": False}) for n in ("qwen2_bias", "qwen3_qknorm")),
 )  # fmt: skip
@@ -241,6 +246,26 @@ def test_a_key_that_is_left_out_means_what_the_class_means(
             for given in (value, None)
         )
         assert told == unsaid, key
+
+
+@pytest.mark.parametrize("name", ["tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next"])
+def test_every_so_manieth_layer_has_attention_where_none_is_listed(
+    name: str, tmp_path: Path
+) -> None:
+    for i, (period, full) in enumerate(((None, [3]), (4, [3]), (2, [1, 3, 5]))):
+        changes = {"layer_types": None, "full_attention_interval": period}
+        c = open_model(folder(name, tmp_path / str(i), changes)).config
+        assert [i for i in range(6) if not c.remembers(i)] == full
+
+
+def test_layers_of_qwen_3_next_that_only_draft_are_left_out(tmp_path: Path) -> None:
+    """Its class reads none either."""
+    hf = folder("tiny2/qwen3_next", tmp_path / "hf", {})
+    tensors = load_file(hf / "model.safetensors")
+    names = ("mtp.fc", "mtp.norm", "mtp.layers.0.input_layernorm")
+    drafting = {f"{n}.weight": tensors["model.norm.weight"] for n in names}
+    save_file({**tensors, **drafting}, hf / "model.safetensors")
+    assert error(hf, "tiny2/qwen3_next") < TOLERANCE
 
 
 def test_dense_layers_are_told_by_number_or_by_kind(tmp_path: Path) -> None:

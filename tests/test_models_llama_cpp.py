@@ -47,7 +47,8 @@ NAMES = (
     "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4_moe_lite", "tiny2/gpt2",
     "tiny2/gpt_oss", "tiny2/granite",
     "tiny2/lfm2", "tiny2/lfm2_moe", "tiny2/ministral3", "tiny2/mixtral", "tiny2/olmo2",
-    "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/smollm3",
+    "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/smollm3",
 )  # fmt: skip
 NEW, END, CONTEXT = 24, 257, 256
 PLAIN = {
@@ -202,6 +203,7 @@ YARN = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.attn_factor": 1.2,
     "rope.scaling.original_context_length": 64,
 }  # fmt: skip
+NO_LAYERS = {"attention.recurrent_layers": None, "full_attention_interval": None}
 CONVERTED = {"rope.scaling.yarn_log_multiplier": 1.0, "rope.scaling.attn_factor": None}
 
 
@@ -215,6 +217,7 @@ CONVERTED = {"rope.scaling.yarn_log_multiplier": 1.0, "rope.scaling.attn_factor"
         ("tiny2/olmo2", YARN),
         ("tiny2/olmo2", {**YARN, "attention.sliding_window": 8}),
         ("tiny2/gemma2", dict.fromkeys(gemma2.DEFAULTS)),
+        ("tiny2/qwen3_next", NO_LAYERS),
         ("tiny2/ministral3", CONVERTED),
         ("tiny2/ministral3", {"rope.scaling.yarn_log_multiplier": 0.3}),
     ],

@@ -189,6 +189,22 @@ def test_odd_keys_are_refused(keys: dict[str, Any]) -> None:
         rope_from_gguf(k, "normal", 16, 512)
 
 
+def test_an_older_file_of_qwen_3_next_has_one_tensor_for_two(tmp_path: Path) -> None:
+    """Rows of q, k, v and z as Hugging Face has them."""
+    name, out = "tiny2/qwen3_next", tmp_path / "m.gguf"
+    model_to_gguf(open_model(GOLDEN / name), out, "f32")
+    c, hf = open_checkpoint(out), load_file(GOLDEN / name / "model.safetensors")
+    left = [t for n, t in c.tensors.items() if not n.endswith(("attn_qkv.weight", "gate.weight"))]
+    for given, data in hf.items():
+        if given.endswith("in_proj_qkvz.weight"):
+            title = f"blk.{given.split('.')[2]}.ssm_in.weight"
+            left.append(RawTensor(title, F32, data.shape, data.astype(np.float32)))
+    write_gguf(out, c.metadata, left)
+    expected = np.load(GOLDEN / name / "expected.npz")
+    got = run_all(out, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
+
+
 def changed(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
     """A golden model's GGUF file with other keys of its architecture; None leaves one out."""
     model_to_gguf(open_model(GOLDEN / name), out, "f32")
