@@ -33,6 +33,7 @@ LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
+SHARED_NAMES = {f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")}
 NEXT_NAMES = {
     "eh_proj": "nextn.eh_proj",
     "enorm": "nextn.enorm",
@@ -53,6 +54,11 @@ SWIGLU = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0,)}
 """What config.json may say of a model whose feed-forward is SwiGLU, and whose heads turn whole."""
 
 
+def pairing_neighbours(c: DecoderConfig) -> DecoderConfig:
+    """A `complete` for families whose Hugging Face files pair neighbours, too."""
+    return replace(c, rope=replace(c.rope, mode="normal"))
+
+
 def as_it_is(tensors: Tensors, config: DecoderConfig) -> Tensors:
     """No change."""
     return tensors
@@ -71,7 +77,8 @@ class Architecture:
     rope_mode: str = "neox"
     """How its GGUF files pair the features that a rotation turns: "neox" pairs the two halves of a
     head, "normal" neighbours. Files made as Llama's are need "normal": with the other text is
-    nonsense, and no error. Hugging Face's files are "neox" always, whatever stands here."""
+    nonsense, and no error. Hugging Face's files are "neox", whatever stands here, but for
+    those of families whose `complete` says otherwise."""
     written_as: str = ""
     """The name under which its models are written as GGUF; empty: `name`."""
     layer_names: Mapping[str, str] = field(default_factory=dict)

@@ -287,9 +287,22 @@ def attended(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
     return s.asked(x, i) + scaled(mixed, s.config.residual_multiplier)
 
 
-def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
-    """SwiGLU of layer i, or the mixture of its experts: [T, E] -> [T, E]."""
-    return experts(s, x, i) if s.config.has_experts(i) else swiglu(s, x, i)
+def feed_forward(s: Step, x: Tensor, i: int, *, opens: bool = False) -> Tensor:
+    """SwiGLU of layer i, or its experts, and what every row takes beside them: [T, E] -> [T, E].
+
+    The latter as a whole, or, where it `opens`, as far as a gate for each row says.
+    """
+    c = s.config
+    if not c.has_experts(i):
+        return swiglu(s, x, i)
+    made = experts(s, x, i)
+    if not c.shared_intermediate_size:
+        return made
+    shared = gated(s, x, i, ops.swiglu, c.shared_intermediate_size, "_shexp")
+    if opens:
+        gate = ops.sigmoid(linear(s, x, f"blk.{i}.ffn_gate_inp_shexp", 1))  # [T, 1]
+        shared = ops.moe_mix(shared.reshape(-1, 1, x.shape[1]), gate)
+    return made + shared
 
 
 def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError, Tensor, dtypes, ops
+from ggraph import Graph, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, latent
-from .architecture import SWIGLU, Architecture, Tensors, changed
+from .architecture import SHARED_NAMES, SWIGLU, Architecture, Tensors, changed, pairing_neighbours
 from .blocks import Step
 from .config import SIGMOID, DecoderConfig, Keys
 from .hf_config import without_window
@@ -30,12 +30,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     c = s.config
     mixed = latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes_of(c))
-    h = s.asked(x, i) + mixed
-    if not c.has_experts(i):
-        return blocks.fed_forward(s, h, i)
-    normed = blocks.norm(s, h, f"blk.{i}.ffn_norm")
-    shared = blocks.gated(s, normed, i, ops.swiglu, c.shared_intermediate_size, "_shexp")
-    return h + (blocks.experts(s, normed, i) + shared)
+    return blocks.fed_forward(s, s.asked(x, i) + mixed, i)
 
 
 DENSE = "first_k_dense_replace"  # so many layers at the start
@@ -87,9 +82,8 @@ def complete(c: DecoderConfig) -> DecoderConfig:
     if c.rope.ext_factor and not c.attention_multiplier:
         raise ModelError(f"{c.architecture}: YaRN with latent attention in a GGUF file")
     return replace(
-        c,
+        pairing_neighbours(c),
         num_key_value_heads=c.num_attention_heads,
-        rope=replace(c.rope, mode="normal"),
         expert_gating_func=c.expert_gating_func or SIGMOID,
         shared_intermediate_size=c.shared_intermediate_size or c.moe_intermediate_size,
     )
@@ -148,8 +142,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 DEEPSEEK2 = Architecture(
     "deepseek2", build, ("Glm4MoeLiteForCausalLM",), "normal",
     layer_names={
-        **latent.NAMES, "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
-        **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+        **latent.NAMES, **SHARED_NAMES, "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     },
     gguf_defaults={"expert_weights_norm": False},
     hf_defaults={

@@ -67,6 +67,8 @@ def _scalars(k: Keys) -> dict[str, Any]:
         raise ModelError(
             "GGUF metadata: experts chosen by groups (expert_group_count) are not known"
         )
+    if k.integer("interleave_moe_layer_step", 1) != 1:
+        raise ModelError("GGUF metadata: layers without experts among layers with experts")
     count = k.integer("expert_shared_count", 0)
     if count and "shared_intermediate_size" not in found:
         found["shared_intermediate_size"] = count * found.get("moe_intermediate_size", 0)

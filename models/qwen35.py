@@ -39,17 +39,8 @@ def layer(s: Step, x: Tensor, i: int, together: bool = False) -> Tensor:
     else:
         mixed = attention(s, normed, i)
     h = s.asked(x, i) + mixed
-    return h + feed_forward(s, blocks.norm(s, h, f"blk.{i}.post_attention_norm"), i)
-
-
-def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
-    """SwiGLU; or experts, and one that every row takes as far as its gate opens: [T, E]."""
-    if not s.config.num_experts:
-        return blocks.swiglu(s, x, i)
-    width, blk = s.config.shared_intermediate_size, f"blk.{i}"
-    shared = blocks.gated(s, x, i, ops.swiglu, width, "_shexp")
-    gate = ops.sigmoid(blocks.linear(s, x, f"{blk}.ffn_gate_inp_shexp", 1))  # [T, 1]
-    return blocks.experts(s, x, i) + ops.moe_mix(shared.reshape(-1, 1, x.shape[1]), gate)
+    normed = blocks.norm(s, h, f"blk.{i}.post_attention_norm")
+    return h + blocks.feed_forward(s, normed, i, opens=True)
 
 
 def attention(s: Step, x: Tensor, i: int) -> Tensor:

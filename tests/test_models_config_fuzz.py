@@ -77,6 +77,7 @@ ODD_GGUF = {  # by the family whose keys they are among
     "gemma3_text": {"rope.scaling.type": [1, 2]}, "granite": {"logit_scale": 0.0},
     "qwen3_5_moe": {"attention.recurrent_layers": 1}, "lfm2": {"attention.head_count_kv": [2, 0]},
     "gemma2": {"attention.sliding_window_pattern": [1, 0]}, "smollm3": {"block_count": 0},
+    "ernie4_5_moe": {"interleave_moe_layer_step": 2}, "lfm2_moe": {"expert_gating_func": 3},
     "gpt_oss": {"rope.dimension_count": 1 << 31}, "olmo3": {"rope.freq_base": 1.0},
 }  # fmt: skip
 

@@ -17,8 +17,8 @@ from ggraph.tensor import Array
 from models.registry import BUILT_IN, open_model
 
 MIXTURES = (
-    "tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/qwen3_5_moe",
-    "tiny2/qwen3_next",
+    "tiny/qwen3_moe", "tiny2/ernie4_5_moe", "tiny2/glm4_moe_lite", "tiny2/lfm2_moe",
+    "tiny2/mixtral", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -141,6 +141,8 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/glm4_moe_lite", {"rope_interleave": False}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 5 + ["dense"]}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": 3}),
+        ("tiny2/ernie4_5_moe", {"moe_layer_end_index": 4}),
+        ("tiny2/ernie4_5_moe", {"moe_layer_interval": 2}),
         ("tiny2/gpt2", {"scale_attn_weights": False}),
         ("tiny2/gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("tiny2/gpt2", {"add_cross_attention": True}),
@@ -221,6 +223,12 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "sliding_attention": {"rope_theta": 1e4}}}),
     ("tiny2/glm4_moe_lite", {"norm_topk_prob": True, "routed_scaling_factor": 1.8}),
     ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 4}),
+    ("tiny2/ernie4_5", {"rms_norm_eps": 1e-5, "head_dim": 128}),
+    ("tiny2/ernie4_5", {"rope_parameters": {**THETA, "rope_theta": 5e5}}),
+    ("tiny2/ernie4_5_moe", {"rms_norm_eps": 1e-5, "moe_k": 6}),
+    ("tiny2/ernie4_5_moe", {"rope_parameters": {**THETA, "rope_theta": 5e5}}),
+    ("tiny2/ernie4_5_moe", {"moe_num_shared_experts": 2, "moe_layer_start_index": 1}),
+    ("tiny2/ernie4_5_moe", {"moe_intermediate_size": 1536, "moe_layer_end_index": -1}),
     ("tiny2/gpt_oss", {"rms_norm_eps": 1e-5, "sliding_window": 128, "num_experts_per_tok": 4}),
     ("tiny2/gpt_oss", {"rope_parameters": {
         "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -258,14 +266,22 @@ def test_every_so_manieth_layer_has_attention_where_none_is_listed(
         assert [i for i in range(6) if not c.remembers(i)] == full
 
 
-def test_layers_of_qwen_3_next_that_only_draft_are_left_out(tmp_path: Path) -> None:
-    """Its class reads none either."""
-    hf = folder("tiny2/qwen3_next", tmp_path / "hf", {})
+DRAFTING = {
+    "tiny2/ernie4_5_moe": ("model.mtp_block.0.mlp.up_proj", "model.mtp_emb_norm.0"),
+    "tiny2/qwen3_next": ("mtp.fc", "mtp.norm", "mtp.layers.0.input_layernorm"),
+}
+
+
+@pytest.mark.parametrize(("name", "names"), DRAFTING.items())
+def test_layers_that_only_draft_may_be_left_out(
+    name: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Their classes read none either."""
+    hf = folder(name, tmp_path / "hf", {})
     tensors = load_file(hf / "model.safetensors")
-    names = ("mtp.fc", "mtp.norm", "mtp.layers.0.input_layernorm")
     drafting = {f"{n}.weight": tensors["model.norm.weight"] for n in names}
     save_file({**tensors, **drafting}, hf / "model.safetensors")
-    assert error(hf, "tiny2/qwen3_next") < TOLERANCE
+    assert error(hf, name) < TOLERANCE
 
 
 def test_dense_layers_are_told_by_number_or_by_kind(tmp_path: Path) -> None:
