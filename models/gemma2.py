@@ -4,7 +4,7 @@ Source: Gemma team 2024 (arXiv 2408.00118); transformers `modeling_gemma2`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,17 +34,20 @@ def build(s: Step) -> Graph:
     return blocks.stacked(s, layer)
 
 
-def layer(s: Step, x: Tensor, i: int, qk_norm: str = "") -> Tensor:
+Half = Callable[[Step, Tensor, int], Tensor]
+
+
+def layer(s: Step, x: Tensor, i: int, qk_norm: str = "", unit: Half = blocks.geglu) -> Tensor:
     """Layer i: [T, E] -> [T, E]; `qk_norm` as in `blocks.attention`."""
     normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
     mixed = blocks.attention(s, normed, i, qk_norm=qk_norm)
     normed = blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
-    return second_half(s, s.asked(x, i) + normed, i)
+    return second_half(s, s.asked(x, i) + normed, i, unit)
 
 
-def second_half(s: Step, h: Tensor, i: int) -> Tensor:
+def second_half(s: Step, h: Tensor, i: int, unit: Half = blocks.geglu) -> Tensor:
     """Layer i's feed-forward between two norms, added to what came in: [T, E] -> [T, E]."""
-    made = blocks.geglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+    made = unit(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
     return h + blocks.norm(s, made, f"blk.{i}.post_ffw_norm")
 
 

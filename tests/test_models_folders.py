@@ -120,14 +120,16 @@ def test_every_family_says_what_its_unit_may_be_called() -> None:
 
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+PARTLY = (  # heads may turn so, or never do
+    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe_lite", "tiny2/phi3", "tiny2/qwen3_5",
+    "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *((n, {"rope_parameters": HALF}) for n in NAMES
-          if n not in ("tiny2/gpt2", "tiny2/glm4_moe_lite", "tiny2/phi3", "tiny2/qwen3_5",
-                       "tiny2/qwen3_5_moe", "tiny2/qwen3_next")),
+        *((n, {"rope_parameters": HALF}) for n in NAMES if n not in PARTLY),
         ("tiny/llama_tied", {"rope_parameters": None, "partial_rotary_factor": 0.5}),
         *((n, {"rope_parameters": {"full_attention": {}, "sliding_attention": scaling}})
           for n in ("tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/olmo3")
@@ -221,6 +223,9 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
                            "rope_theta": 1e6},
         "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
+    ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
+    ("tiny2/seed_oss", {"head_dim": 128}),
     ("tiny2/glm4_moe_lite", {"norm_topk_prob": True, "routed_scaling_factor": 1.8}),
     ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 4}),
     ("tiny2/ernie4_5", {"rms_norm_eps": 1e-5, "head_dim": 128}),
