@@ -26,9 +26,9 @@ def build(s: Step) -> Graph:
     return blocks.stacked(s, layer)
 
 
-def layer(s: Step, x: Tensor, i: int) -> Tensor:
-    """Layer i: [T, E] -> [T, E]."""
-    mixed = blocks.attention(s, x, i, qk_norm="row")
+def layer(s: Step, x: Tensor, i: int, qk_norm: str = "row") -> Tensor:
+    """Layer i: [T, E] -> [T, E]; `qk_norm` as in `blocks.attention`."""
+    mixed = blocks.attention(s, x, i, qk_norm=qk_norm)
     h = s.asked(x, i) + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
     return h + blocks.norm(s, blocks.swiglu(s, h, i), f"blk.{i}.post_ffw_norm")
 

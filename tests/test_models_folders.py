@@ -194,6 +194,33 @@ def test_layers_of_smollm3_that_do_not_turn_may_slide(told: bool, tmp_path: Path
     assert [i for i in range(6) if c.slides(i)] == ([3] if told else [])
 
 
+@pytest.mark.parametrize(
+    ("changes", "slides", "turns"),
+    [
+        ({}, [0, 1, 2, 4, 5], [0, 1, 2, 4, 5]),
+        ({"layer_types": None}, [0, 1, 2, 4, 5], [0, 1, 2, 4, 5]),
+        ({"layer_types": None, "sliding_window_pattern": 2}, [0, 2, 4], [0, 2, 4]),
+        ({"layer_types": [FULL] * 6}, [], []),
+    ],
+)
+def test_layers_of_exaone_4_turn_where_they_slide(
+    changes: dict[str, Any], slides: list[int], turns: list[int], tmp_path: Path
+) -> None:
+    c = open_model(folder("tiny2/exaone4", tmp_path / "hf", changes)).config
+    assert [i for i in range(6) if c.slides(i)] == slides
+    assert [i for i in range(6) if c.rope_of(i)] == turns
+
+
+def test_all_layers_of_exaone_4_turn_where_none_slides(tmp_path: Path) -> None:
+    """Of which its folder says that the window is null."""
+    hf = folder("tiny2/exaone4", tmp_path / "hf", {})
+    told = json.loads((hf / "config.json").read_text())
+    (hf / "config.json").write_text(json.dumps({**told, "sliding_window": None}))
+    c = open_model(hf).config
+    assert [i for i in range(6) if c.slides(i)] == []
+    assert [i for i in range(6) if c.rope_of(i)] == list(range(6))
+
+
 THETA = {"rope_type": "default"}
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
@@ -223,6 +250,7 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
                            "rope_theta": 1e6},
         "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/exaone4", {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}),
     ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
     ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/seed_oss", {"head_dim": 128}),

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
+from safetensors.numpy import load_file, save_file
 from small_model import small_model
-from test_models_unsaid import LONGROPE, mixtral, phi3
+from test_models_unsaid import LONGROPE, folder, mixtral, phi3
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
@@ -43,7 +44,7 @@ pytest.importorskip("xllamacpp")
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
-    "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/gemma2",
+    "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/gemma2",
     "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe_lite", "tiny2/gpt2",
     "tiny2/gpt_oss", "tiny2/granite", "tiny2/lfm2", "tiny2/lfm2_moe", "tiny2/ministral3",
     "tiny2/mixtral", "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5",
@@ -76,13 +77,16 @@ def greedy(path: Path, ids: list[int]) -> tuple[list[int], list[float]]:
 
 def source(name: str, folder: Path) -> Path:
     """The golden folder, or one that llama.cpp can say: it counts YaRN's pairs in whole numbers
-    alone, and takes it that a sliding and a full layer stand before those that share caches."""
-    if name not in ("tiny2/gpt_oss", "tiny2/gemma4_text"):
+    alone, takes it that a sliding and a full layer stand before those that share caches, and lets
+    no EXAONE 4 slide but the one of 64 layers."""
+    if name not in ("tiny2/exaone4", "tiny2/gpt_oss", "tiny2/gemma4_text"):
         return GOLDEN / name
     shutil.copytree(GOLDEN / name, folder)
     config = json.loads((folder / "config.json").read_text())
     if name == "tiny2/gpt_oss":
         config["rope_parameters"]["truncate"] = True
+    elif name == "tiny2/exaone4":
+        config["sliding_window"] = None
     else:
         config["num_kv_shared_layers"] = SHARED
     (folder / "config.json").write_text(json.dumps(config))
@@ -227,6 +231,20 @@ def test_llama_cpp_takes_what_a_file_leaves_unsaid_alike(
     lead = open_model(GOLDEN / name).config.architecture
     changes = {**PLAIN, **{f"{lead}.{key}": value for key, value in keys.items()}}
     same_next(name, small_model(tmp_path / "small.gguf", changes, GOLDEN / name, "f32"))
+
+
+def test_llama_cpp_lets_the_same_layers_of_an_exaone_4_slide(tmp_path: Path) -> None:
+    """It has as many as the released one; the golden ones come again and again."""
+    hf = folder("tiny2/exaone4", tmp_path / "hf", {"num_hidden_layers": 64, "layer_types": None})
+    given = load_file(hf / "model.safetensors")
+    again = {n: t for n, t in given.items() if ".layers." not in n}
+    for i in range(64):
+        lead = f"model.layers.{i % 6}."
+        again |= {n.replace(lead, f"model.layers.{i}."): t for n, t in given.items() if lead in n}
+    save_file(again, hf / "model.safetensors")
+    c = open_model(hf).config
+    assert [i for i in range(64) if not c.slides(i)] == list(range(3, 64, 4))
+    same_next("tiny2/exaone4", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
 
 
 @pytest.mark.parametrize("trained", [CONTEXT, CONTEXT - 1], ids=["short", "long"])
