@@ -183,11 +183,9 @@ def test_shares_that_llama_cpp_would_change_are_not_written(
 
 
 def test_full_layers_of_exaone_4_that_all_turn_not_are_not_written(tmp_path: Path) -> None:
-    full = {"layer_types": ["full_attention"] * 6}
+    hf = folder("tiny2/exaone4", tmp_path / "hf", {"layer_types": ["full_attention"] * 6})
     with pytest.raises(ModelError, match="GGUF cannot say that only"):
-        model_to_gguf(
-            open_model(folder("tiny2/exaone4", tmp_path / "hf", full)), tmp_path / "m", "f32"
-        )
+        model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
 
 
 def test_yarn_with_latent_attention_is_not_written(tmp_path: Path) -> None:

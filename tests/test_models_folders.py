@@ -102,6 +102,17 @@ def test_the_text_of_a_mistral_small_3_is_a_mistral(kind: str | None, tmp_path: 
         assert (error(hf, "tiny/mistral_sliding") < TOLERANCE) == (window is not None)
 
 
+def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "beta_fast": 32}
+    older = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": rope}
+    hf = folder("tiny2/hunyuan_v1_dense", tmp_path / "hf", {**older, "num_experts": 1})
+    assert error(hf, "tiny2/hunyuan_v1_dense") < TOLERANCE
+    for i, alpha in enumerate((None, 0.0, -1.0)):
+        odd = {**older, "rope_scaling": {k: v for k, v in {**rope, "alpha": alpha}.items() if v}}
+        with pytest.raises(ModelError, match="dynamic rope with alpha"):
+            open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
+
+
 UNITS = ("hidden_act", "hidden_activation", "activation_function")
 
 
@@ -251,6 +262,7 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
                            "rope_theta": 1e6},
         "sliding_attention": {"rope_theta": 1e4}}}),
     ("tiny2/exaone4", {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}),
+    ("tiny2/hunyuan_v1_dense", {"rms_norm_eps": 1e-5}),
     ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
     ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/seed_oss", {"head_dim": 128}),
