@@ -40,6 +40,7 @@ FOLDERS = {
     "llama-bpe": ([LLAMA3], True),
     "dbrx": ([LLAMA3], False),
     "qwen2": ([QWEN2], False),
+    "seed-coder": ([QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")], False),
 }
 anything = st.text(st.characters(exclude_categories=["Cs", "Mn", "Mc", "Me"]), max_size=30)
 texts = st.lists(anything | st.sampled_from([*MARKERS, SAID[:40]]), max_size=4).map("".join)

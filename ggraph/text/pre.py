@@ -69,6 +69,10 @@ _KINDS: tuple[tuple[str, PreTokenizer], ...] = (
         PreTokenizer((_QWEN2,)),
     ),
     ("qwen35", PreTokenizer((_QWEN35,))),
+    (
+        "seed-coder",
+        PreTokenizer((rf"{_CASELESS}|{_LEAD}\p{{L}}+|\p{{N}}|{_SYMBOLS}|{_TAIL}",)),
+    ),
     ("gpt-4o llama4 kanana2 minimax-m2", PreTokenizer((_GPT4O,))),
     ("tekken", PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
     (
