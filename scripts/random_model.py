@@ -100,7 +100,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TYPED = {"max_position_embeddings": 32768, "tie_word_embeddings": True}
-HELD = {"qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias")}  # what a graph takes where it is
+BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+CHOICE = ("exp_probs_b.bias",)
+HELD = {  # what a graph takes where it is
+    "qwen2": BIASES, "glm4": BIASES, "seed_oss": BIASES, "lfm2moe": CHOICE, "ernie4_5-moe": CHOICE,
+    "deepseek2": CHOICE,
+}  # fmt: skip
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -16,7 +17,7 @@ from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
-from ggraph.dtype import F32
+from ggraph.dtype import F32, dtype
 from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
@@ -189,20 +190,23 @@ def test_odd_keys_are_refused(keys: dict[str, Any]) -> None:
         rope_from_gguf(k, "normal", 16, 512)
 
 
-def test_an_older_file_of_qwen_3_next_has_one_tensor_for_two(tmp_path: Path) -> None:
-    """Rows of q, k, v and z as Hugging Face has them."""
-    name, out = "tiny2/qwen3_next", tmp_path / "m.gguf"
-    model_to_gguf(open_model(GOLDEN / name), out, "f32")
-    c, hf = open_checkpoint(out), load_file(GOLDEN / name / "model.safetensors")
-    left = [t for n, t in c.tensors.items() if not n.endswith(("attn_qkv.weight", "gate.weight"))]
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_an_older_file_of_qwen_3_next_has_one_tensor_for_two(kind: str, tmp_path: Path) -> None:
+    """Rows of q, k, v and z as Hugging Face has them, and a quantised row is moved as it is."""
+    name, new, old = "tiny2/qwen3_next", tmp_path / "new.gguf", tmp_path / "old.gguf"
+    model_to_gguf(open_model(GOLDEN / name), new, kind)
+    c, hf = open_checkpoint(new), load_file(GOLDEN / name / "model.safetensors")
+    kept = [t for n, t in c.tensors.items() if not n.endswith(("attn_qkv.weight", "gate.weight"))]
+    assert len(c.tensors) - len(kept) == 2 * 5
     for given, data in hf.items():
         if given.endswith("in_proj_qkvz.weight"):
-            title = f"blk.{given.split('.')[2]}.ssm_in.weight"
-            left.append(RawTensor(title, F32, data.shape, data.astype(np.float32)))
-    write_gguf(out, c.metadata, left)
-    expected = np.load(GOLDEN / name / "expected.npz")
-    got = run_all(out, expected["ids"].tolist())["logits"]
-    assert spread_error(got, expected["logits"]) < TOLERANCE
+            title, raw = f"blk.{given.split('.')[2]}.ssm_in.weight", data.astype(np.float32)
+            if kind == "q8_0":
+                raw = gguf.quants.quantize(raw, gguf.GGMLQuantizationType.Q8_0)
+            kept.append(RawTensor(title, dtype(kind), data.shape, raw))
+    write_gguf(old, c.metadata, kept)
+    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()
+    assert np.array_equal(run_all(old, ids)["logits"], run_all(new, ids)["logits"])
 
 
 def changed(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
