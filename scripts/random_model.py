@@ -104,7 +104,7 @@ BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 CHOICE = ("exp_probs_b.bias",)
 HELD = {  # what a graph takes where it is
     "qwen2": BIASES, "glm4": BIASES, "seed_oss": BIASES, "lfm2moe": CHOICE, "ernie4_5-moe": CHOICE,
-    "deepseek2": CHOICE,
+    "deepseek2": CHOICE, "glm4moe": (*BIASES, *CHOICE),
 }  # fmt: skip
 
 

@@ -141,6 +141,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8}
         ("tiny/qwen3_moe", {"norm_topk_prob": False}),
         ("tiny/qwen3_moe", WINDOW),
         ("tiny2/gemma2", {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 4}),
+        ("tiny2/glm4_moe", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
         ("tiny2/glm4_moe_lite", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
         ("tiny2/gpt_oss", {"rope_parameters": {**YARN, "truncate": True}}),
         ("tiny2/granite", {"attention_multiplier": None, "logits_scaling": 2.0}),

@@ -17,8 +17,8 @@ from ggraph.tensor import Array
 from models.registry import BUILT_IN, open_model
 
 MIXTURES = (
-    "tiny/qwen3_moe", "tiny2/ernie4_5_moe", "tiny2/glm4_moe_lite", "tiny2/lfm2_moe",
-    "tiny2/mixtral", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny/qwen3_moe", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
+    "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -132,8 +132,8 @@ def test_every_family_says_what_its_unit_may_be_called() -> None:
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 PARTLY = (  # heads may turn so, or never do
-    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe_lite", "tiny2/phi3", "tiny2/qwen3_5",
-    "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/phi3",
+    "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 
 
@@ -150,6 +150,7 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
         ("tiny2/gemma4_text", {"attention_k_eq_v": True}),
         ("tiny2/gemma4_text", {"enable_moe_block": True}),
+        ("tiny2/glm4_moe", {"n_group": 2}),
         ("tiny2/glm4_moe_lite", {"n_group": 2}),
         ("tiny2/glm4_moe_lite", {"rope_interleave": False}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 5 + ["dense"]}),
@@ -265,6 +266,10 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/hunyuan_v1_dense", {"rms_norm_eps": 1e-5}),
     ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
     ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
+    ("tiny2/glm4_moe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "norm_topk_prob": True}),
+    ("tiny2/glm4_moe", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
+    ("tiny2/glm4_moe", {"n_shared_experts": 1, "moe_intermediate_size": 1408}),
+    ("tiny2/glm4_moe", {"first_k_dense_replace": 1}),
     ("tiny2/seed_oss", {"head_dim": 128}),
     ("tiny2/glm4_moe_lite", {"norm_topk_prob": True, "routed_scaling_factor": 1.8}),
     ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 4}),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from identity_kit import calm_pair
-from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
+from mtp_kit import EXPERTS, GLM, LARGE, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_models_unsaid import LONGROPE, folder, mixtral, phi3
@@ -45,10 +45,11 @@ GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
     "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/gemma2",
-    "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe_lite", "tiny2/gpt2",
-    "tiny2/gpt_oss", "tiny2/granite", "tiny2/hunyuan_v1_dense", "tiny2/lfm2", "tiny2/lfm2_moe",
-    "tiny2/ministral3", "tiny2/mixtral", "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3",
-    "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next", "tiny2/seed_oss", "tiny2/smollm3",
+    "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe",
+    "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite",
+    "tiny2/hunyuan_v1_dense", "tiny2/lfm2", "tiny2/lfm2_moe", "tiny2/ministral3",
+    "tiny2/mixtral", "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5",
+    "tiny2/qwen3_5_moe", "tiny2/qwen3_next", "tiny2/seed_oss", "tiny2/smollm3",
 )  # fmt: skip
 NEW, END, CONTEXT = 24, 257, 256
 PLAIN = {
@@ -245,6 +246,24 @@ def test_llama_cpp_lets_the_same_layers_of_an_exaone_4_slide(tmp_path: Path) -> 
     c = open_model(hf).config
     assert [i for i in range(64) if not c.slides(i)] == list(range(3, 64, 4))
     same_next("tiny2/exaone4", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
+
+
+def test_llama_cpp_passes_over_the_draft_layer_of_a_glm_4_5(tmp_path: Path) -> None:
+    """It knows that there is one, and has no use for it."""
+    hf = with_draft_layer(LARGE, tmp_path / "hf")
+    path = small_model(tmp_path / "small.gguf", PLAIN, hf, "f32")
+    assert open_model(path).config.num_nextn_predict_layers == 1
+    same_next(f"tiny2/{LARGE}", path)
+
+
+def test_llama_cpp_says_the_same_of_a_glm_4_5_without_norms_of_heads(tmp_path: Path) -> None:
+    """As the smaller ones are."""
+    hf = folder(f"tiny2/{LARGE}", tmp_path / "hf", {"use_qk_norm": False})
+    given = load_file(hf / "model.safetensors")
+    left = {n: t for n, t in given.items() if not n.endswith(("q_norm.weight", "k_norm.weight"))}
+    assert len(given) - len(left) == 2 * 6
+    save_file(left, hf / "model.safetensors")
+    same_next(f"tiny2/{LARGE}", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
 
 
 @pytest.mark.parametrize("trained", [CONTEXT, CONTEXT - 1], ids=["short", "long"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hf_folders import byte_level
-from mtp_kit import EXPERTS, GLM, QWEN, TINY2, with_draft_layer
+from mtp_kit import EXPERTS, GLM, LARGE, QWEN, TINY2, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_models_cli import ggraph_here
@@ -56,7 +56,7 @@ class Made:
         return list(self.engine.generate(prompt, s.sample, s.accept, limit=32, drafts=drafts))
 
 
-@pytest.fixture(scope="module", params=[QWEN, EXPERTS, GLM])
+@pytest.fixture(scope="module", params=[QWEN, EXPERTS, GLM, LARGE])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_draft_layer(request.param, tmp_path_factory.mktemp("mtp") / request.param)
 
