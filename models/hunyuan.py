@@ -11,7 +11,7 @@ from ggraph import Graph, ModelError, Tensor
 from . import blocks
 from .architecture import SWIGLU, Architecture
 from .blocks import Step
-from .config import Keys
+from .config import MOST_TURNS, Keys
 from .hf_config import rope_kind, scaling_of
 
 
@@ -53,7 +53,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     alpha, base = rope.real("alpha", 0.0), rope.real("rope_theta", k.real("rope_theta", 10000.0))
     heads = max(k.integer("num_attention_heads"), 1)
     width = k.integer("head_dim", k.integer("hidden_size") // heads)
-    if alpha <= 0 or width < 3:
+    if not 0 < alpha <= MOST_TURNS or width < 3:
         raise ModelError(f"config.json: dynamic rope with alpha = {alpha}, heads of {width}")
     stretched = base * alpha ** (width / (width - 2))
     return {**dense, "rope_parameters": {"rope_type": "default", "rope_theta": stretched}}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph
+from ggraph import Array, Graph, ModelError
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, qwen35
@@ -30,8 +30,7 @@ def build(s: Step) -> Graph:
 
 def parts(c: DecoderConfig, role: str) -> tuple[Array, Array]:
     """Which rows of a fused tensor are those of its first part, and of its second."""
-    g, d = c.linear_num_key_heads, c.linear_key_head_dim
-    r = c.linear_num_value_heads // g
+    g, d, r = c.linear_num_key_heads, c.linear_key_head_dim, _values(c)
     if role == "ssm_ba":
         both = np.arange(2 * g * r).reshape(g, 2, r)
         return both[:, 0].ravel(), both[:, 1].ravel()
@@ -40,14 +39,26 @@ def parts(c: DecoderConfig, role: str) -> tuple[Array, Array]:
     return np.concatenate([q.ravel(), k.ravel(), v.ravel()]), z.ravel()
 
 
+def _values(c: DecoderConfig) -> int:
+    """R, the heads of values that one of keys has."""
+    return c.linear_num_value_heads // max(c.linear_num_key_heads, 1)
+
+
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Fused tensors in their parts."""
+    """Fused tensors in their parts. ModelError for one of another size."""
+    pairs = 2 * c.linear_num_key_heads
+    rows_of = {
+        "ssm_in": pairs * (1 + _values(c)) * c.linear_key_head_dim,
+        "ssm_ba": pairs * _values(c),
+    }
     found: Tensors = {}
     for name, t in tensors.items():
         role = name.split(".")[-2] if name.endswith(".weight") else ""
         if role not in FUSED:
             found[name] = t
             continue
+        if t.shape[0] != rows_of[role]:
+            raise ModelError(f"{name!r}: expected {rows_of[role]} rows, got {t.shape[0]}")
         for part, rows in zip(FUSED[role], parts(c, role), strict=True):
             title = name.replace(role, part)
             data = np.ascontiguousarray(t.data[rows])

@@ -107,7 +107,7 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
     older = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": rope}
     hf = folder("tiny2/hunyuan_v1_dense", tmp_path / "hf", {**older, "num_experts": 1})
     assert error(hf, "tiny2/hunyuan_v1_dense") < TOLERANCE
-    for i, alpha in enumerate((None, 0.0, -1.0)):
+    for i, alpha in enumerate((None, 0.0, -1.0, 1e308)):
         odd = {**older, "rope_scaling": {k: v for k, v in {**rope, "alpha": alpha}.items() if v}}
         with pytest.raises(ModelError, match="dynamic rope with alpha"):
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
@@ -314,6 +314,13 @@ def test_every_so_manieth_layer_has_attention_where_none_is_listed(
         changes = {"layer_types": None, "full_attention_interval": period}
         c = open_model(folder(name, tmp_path / str(i), changes)).config
         assert [i for i in range(6) if not c.remembers(i)] == full
+
+
+@pytest.mark.parametrize("key", ["linear_num_key_heads", "linear_num_value_heads"])
+@pytest.mark.parametrize("value", [None, 0, 3, 1 << 20])
+def test_odd_heads_of_qwen_3_next_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"ssm_.*: expected \d+ rows, got \d+"):
+        open_model(folder("tiny2/qwen3_next", tmp_path / "hf", {key: value}))
 
 
 DRAFTING = {
