@@ -119,12 +119,13 @@ class DecoderConfig:
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
     hidden_size_per_layer_input: int = 0
-    # recurrent layers: short convolutions, gated delta nets
+    # recurrent layers: short convolutions, gated delta nets, state spaces
     conv_l_cache: int = 0
     linear_conv_kernel_dim: int = 0
     linear_key_head_dim: int = 0
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
+    linear_inner_size: int = 0  # of all values
     # of pairs, how many turn by time, height and width of an image; of a text all turn alike
     mrope_section: tuple[int, ...] = ()
     # latent attention
@@ -156,6 +157,16 @@ class DecoderConfig:
     def remembers(self, layer: int) -> bool:
         """Whether this layer has a recurrent state in place of attention."""
         return layer < len(self.recurrent_layers) and self.recurrent_layers[layer]
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """Of each layer, none where it has a state instead."""
+        return [0 if recurs else self.num_key_value_heads for recurs in self.recurrent_layers]
+
+    @property
+    def linear_value_head_dim(self) -> int:
+        """Numbers per value of a recurrent layer."""
+        return self.linear_inner_size // max(self.linear_num_value_heads, 1)
 
     def rope_of(self, layer: int) -> Rope | None:
         """How this layer rotates queries and keys, None where it does not."""
@@ -227,6 +238,7 @@ SCALARS = (
     Scalar("linear_key_head_dim", ("linear_key_head_dim",), "ssm.state_size"),
     Scalar("linear_num_key_heads", ("linear_num_key_heads",), "ssm.group_count"),
     Scalar("linear_num_value_heads", ("linear_num_value_heads",), "ssm.time_step_rank"),
+    Scalar("linear_inner_size", ("linear_inner_size",), "ssm.inner_size"),
     Scalar("q_lora_rank", ("q_lora_rank",), "attention.q_lora_rank"),
     Scalar("kv_lora_rank", ("kv_lora_rank",), "attention.kv_lora_rank"),
     Scalar("v_head_dim", ("v_head_dim",), "attention.value_length_mla"),

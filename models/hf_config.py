@@ -17,7 +17,7 @@ from ggraph.errors import shown
 
 from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
 
-RECURRENT = ("linear_attention", "conv")  # layer types that have a state
+RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
 
 

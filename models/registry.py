@@ -38,7 +38,7 @@ from . import (
 )
 from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import YARN, Step
-from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, yarn_factors
+from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
 from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
@@ -46,8 +46,8 @@ from .hf_config import check_fixed, from_hf
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
     qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
-    gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2,
-    olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
+    gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_HYBRID,
+    lfm2.LFM2, olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -172,8 +172,10 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     if a is None:
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
-    config = a.complete(from_gguf({**unsaid, **checkpoint.metadata}, a.name, a.rope_mode))
-    config = _drafting(config, checkpoint.tensors)
+    told = {**unsaid, **checkpoint.metadata}
+    config = from_gguf(told, a.name, a.rope_mode)
+    own = a.read(Keys(told, "GGUF metadata", f"{a.name}."), config.num_hidden_layers)
+    config = _drafting(a.complete(replace(config, **own)), checkpoint.tensors)
     return config, applied(a, a.loaded, dict(checkpoint.tensors), config)
 
 
@@ -258,7 +260,10 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
 _EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
           "w1": "gate", "w3": "up", "w2": "down"}  # fmt: skip
-_STACKED = {"mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",)}
+_STACKED = {
+    "mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",),
+    "block_sparse_moe.input_linear": ("gate", "up"), "block_sparse_moe.output_linear": ("down",),
+}  # fmt: skip
 _NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
 _NEXT_TOP = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",

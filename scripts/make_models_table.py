@@ -44,7 +44,7 @@ INTRO = """# Models
 This page is written by `scripts/make_models_table.py` from runs; do not edit it.
 
 Each row is a random checkpoint of the family's shape (`tests/golden`), whose expected logits come
-from transformers 5.23 (Mixtral and OLMo 3: 5.24) in float32. What it shows:
+from transformers 5.23 (Mixtral, OLMo 3 and models with Mamba-2: 5.24) in float32. What it shows:
 
 - *folder*, *GGUF*: the largest difference of 48 rows of logits, in units of the row's spread, read
   from the Hugging Face folder and from a GGUF file that ggraph wrote of it; 2e-4 is the bar.

@@ -27,7 +27,7 @@ from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny2"
 NAMES = tuple(sorted(p.name for p in TINY.iterdir()))
-RECURRENT = ("lfm2", "qwen3_5", "qwen3_5_moe")
+RECURRENT = ("granite_hybrid", "granite_hybrid_moe", "lfm2", "qwen3_5", "qwen3_5_moe")
 CONTEXT = 96
 
 

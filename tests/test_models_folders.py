@@ -15,6 +15,7 @@ from test_models_unsaid import FULL, QWEN, folder
 from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
 from models.registry import BUILT_IN, open_model
+from models.run.convert import model_to_gguf
 
 MIXTURES = ("tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/mixtral", "tiny2/qwen3_5_moe")
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
@@ -113,6 +114,7 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/gpt_oss", {"swiglu_limit": 3.5}),
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
+        ("tiny2/granite_hybrid", {"time_step_limit": [0.0, 0.1]}),
     ],
 )  # fmt: skip
 def test_what_would_change_the_numbers_is_refused(
@@ -136,6 +138,49 @@ def test_two_ropes_are_one_too_many(name: str, tmp_path: Path) -> None:
     assert again.config == open_model(GOLDEN / name).config
 
 
+def test_layers_of_granite_4_under_their_older_names(tmp_path: Path) -> None:
+    kinds = open_model(GOLDEN / "tiny2" / "granite_hybrid").config.recurrent_layers
+    older = ["mamba" if recurs else "attention" for recurs in kinds]
+    for i, key in enumerate(("layer_types", "layers_block_type")):
+        hf = folder("tiny2/granite_hybrid", tmp_path / str(i), {"layer_types": None, key: older})
+        assert error(hf, "tiny2/granite_hybrid") < TOLERANCE
+
+
+def as_granite_4(out: Path, rope: str) -> Path:
+    """The tiny Granite 3 as the class of Granite 4 says it: attention in all layers."""
+    sizes = {
+        "shared_intermediate_size": 96,
+        "num_local_experts": 0,
+        "position_embedding_type": rope,
+    }
+    named = {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"] * 6}
+    hf, found = folder("tiny2/granite", out, {**sizes, **named}), {}
+    for name, t in load_file(hf / "model.safetensors").items():
+        lead, _, part = name.partition(".mlp.")
+        if part == "gate_proj.weight":
+            up = load_file(hf / "model.safetensors")[f"{lead}.mlp.up_proj.weight"]
+            found[f"{lead}.shared_mlp.input_linear.weight"] = np.concatenate([t, up])
+        elif part == "down_proj.weight":
+            found[f"{lead}.shared_mlp.output_linear.weight"] = t
+        elif not part:
+            found[name] = t
+    save_file(found, hf / "model.safetensors")
+    return hf
+
+
+def test_a_granite_4_of_attention_alone_is_a_granite_3(tmp_path: Path) -> None:
+    """As llama.cpp's converter has it; one that does not turn keeps to that in its GGUF file."""
+    hf = as_granite_4(tmp_path / "hf", "rope")
+    assert open_model(hf).config.architecture == "granite"
+    assert error(hf, "tiny2/granite") < TOLERANCE
+    for rope in ("rope", "nope"):
+        model = open_model(as_granite_4(tmp_path / rope, rope))
+        model_to_gguf(model, tmp_path / f"{rope}.gguf", "f32")
+        again = open_model(tmp_path / f"{rope}.gguf").config
+        assert again.architecture == "granite"
+        assert [again.rope_of(i) is not None for i in range(6)] == [rope == "rope"] * 6
+
+
 @pytest.mark.parametrize("told", [True, False, None])
 def test_all_layers_of_a_qwen_3_with_experts_slide_or_none(
     told: bool | None, tmp_path: Path
@@ -155,6 +200,7 @@ def test_layers_of_smollm3_that_do_not_turn_may_slide(told: bool, tmp_path: Path
 
 
 THETA = {"rope_type": "default"}
+LINEAR = "linear_attention"
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
     ("tiny2/mixtral", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
@@ -186,6 +232,11 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
                        "linear_conv_kernel_dim": 4}),
     ("tiny2/qwen3_5_moe", {"num_experts_per_tok": 8}),
     ("tiny/qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": False}),
+    ("tiny2/granite_hybrid", {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256}),
+    ("tiny2/granite_hybrid", {"mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2}),
+    ("tiny2/granite_hybrid", {"attention_multiplier": 1.0, "shared_intermediate_size": 1024}),
+    ("tiny2/granite_hybrid", {"time_step_limit": [0.0, float("inf")], "layer_types": [LINEAR] * 6}),
+    ("tiny2/granite_hybrid_moe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     *((f"tiny/{n}", {"use_sliding_window": False}) for n in ("qwen2_bias", "qwen3_qknorm")),
 )  # fmt: skip
 

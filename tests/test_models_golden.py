@@ -22,8 +22,9 @@ NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
     "tiny/qwen3_moe", "tiny/mistral_sliding", "tiny2/gemma2", "tiny2/gemma3_text",
     "tiny2/gemma4_text", "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite",
-    "tiny2/lfm2", "tiny2/mixtral", "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5",
-    "tiny2/qwen3_5_moe", "tiny2/smollm3",
+    "tiny2/granite_hybrid", "tiny2/granite_hybrid_moe", "tiny2/lfm2", "tiny2/mixtral",
+    "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe",
+    "tiny2/smollm3",
 )  # fmt: skip
 SCALED = ("tiny2/gemma2",)  # a scale goes into a matrix, whose halves would be rounded again
 TOLERANCE = 2e-4  # of the row's spread
