@@ -268,7 +268,9 @@ def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
     return h + scaled(swiglu(s, norm(s, h, f"blk.{i}.ffn_norm"), i), s.config.residual_multiplier)
 
 
-def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu) -> Tensor:
+def experts(
+    s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu, gated: bool = True
+) -> Tensor:
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
 
     Experts are as good as their soft_max chance, or, where the checkpoint corrects it by
@@ -286,9 +288,9 @@ def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swi
     factor, even = c.routed_scaling_factor, c.norm_topk_prob
     share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")
     wide = x.reshape(x.shape[0], 1, e)
-    gate = expert(s, wide, chosen, f"{blk}.ffn_gate_exps", f)  # [T, U, F]
-    up = expert(s, wide, chosen, f"{blk}.ffn_up_exps", f)
-    out = expert(s, unit(gate, up), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
+    parts = ("gate", "up") if gated else ("up",)
+    taken = [expert(s, wide, chosen, f"{blk}.ffn_{part}_exps", f) for part in parts]  # [T, U, F]
+    out = expert(s, unit(*taken), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
     return ops.moe_mix(out, share, name=f"{blk}.moe_out")
 
 

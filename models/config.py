@@ -115,6 +115,7 @@ class DecoderConfig:
     window_head_dim: int = 0  # of sliding layers, where it differs
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
+    feeding_layers: tuple[bool, ...] = ()  # layers with a feed-forward in its place
     num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
@@ -158,10 +159,15 @@ class DecoderConfig:
         """Whether this layer has a recurrent state in place of attention."""
         return layer < len(self.recurrent_layers) and self.recurrent_layers[layer]
 
+    def only_feeds(self, layer: int) -> bool:
+        """Whether this layer is nothing but a feed-forward."""
+        return layer < len(self.feeding_layers) and self.feeding_layers[layer]
+
     @property
     def kv_heads(self) -> list[int]:
-        """Of each layer, none where it has a state instead."""
-        return [0 if recurs else self.num_key_value_heads for recurs in self.recurrent_layers]
+        """Of each layer, none where it does not attend."""
+        without = [self.remembers(i) or self.only_feeds(i) for i in range(self.num_hidden_layers)]
+        return [0 if other else self.num_key_value_heads for other in without]
 
     @property
     def linear_value_head_dim(self) -> int:

@@ -18,6 +18,7 @@ from ggraph.errors import shown
 from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
 
 RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
+FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
 
 
@@ -97,6 +98,8 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if any(t in RECURRENT for t in types):
         found["recurrent_layers"] = tuple(t in RECURRENT for t in types)
+    if any(t in FEEDING for t in types):
+        found["feeding_layers"] = tuple(t in FEEDING for t in types)
     sections = scaling_of(k).get("mrope_section") or []
     if not isinstance(sections, list) or any(type(n) is not int for n in sections):
         raise ModelError(f"config.json: mrope_section {sections!r:.60} is no list of integers")

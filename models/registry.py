@@ -28,6 +28,7 @@ from . import (
     granite,
     lfm2,
     llama,
+    nemotron_h,
     olmo2,
     phi3,
     qwen2,
@@ -47,7 +48,8 @@ BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
     qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
     gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_HYBRID,
-    lfm2.LFM2, olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
+    lfm2.LFM2, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3,
+    phi3.PHI3, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -257,12 +259,13 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
     return RawTensor(name, dtypes.F32, data.shape, data)
 
 
-_EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe|mixer)\.experts\.(\d+)\.(\w+)")
 _PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
           "w1": "gate", "w3": "up", "w2": "down"}  # fmt: skip
 _STACKED = {
     "mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",),
     "block_sparse_moe.input_linear": ("gate", "up"), "block_sparse_moe.output_linear": ("down",),
+    "mixer.experts.up_proj": ("up",), "mixer.experts.down_proj": ("down",),
 }  # fmt: skip
 _NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
 _NEXT_TOP = {

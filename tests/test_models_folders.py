@@ -69,7 +69,7 @@ def test_olmo_3_as_it_was_released(tmp_path: Path) -> None:
         assert error(folder("tiny2/olmo3", tmp_path / str(i), changes), "tiny2/olmo3") < TOLERANCE
 
 
-UNITS = ("hidden_act", "hidden_activation", "activation_function")
+UNITS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +93,8 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
     ("name", "changes"),
     [
         *((n, {"rope_parameters": HALF}) for n in NAMES
-          if n not in ("tiny2/gpt2", "tiny2/glm4_moe_lite", "tiny2/phi3", "tiny2/qwen3_5",
+          if n not in ("tiny2/gpt2", "tiny2/glm4_moe_lite", "tiny2/nemotron_h",
+                       "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5",
                        "tiny2/qwen3_5_moe")),
         ("tiny/llama_tied", {"rope_parameters": None, "partial_rotary_factor": 0.5}),
         *((n, {"rope_parameters": {"full_attention": {}, "sliding_attention": scaling}})
@@ -115,6 +116,14 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
         ("tiny2/granite_hybrid", {"time_step_limit": [0.0, 0.1]}),
+        ("tiny2/nemotron_h", {"time_step_limit": [0.001, float("inf")]}),
+        ("tiny2/nemotron_h", {"mamba_hidden_act": "gelu"}),
+        ("tiny2/nemotron_h", {"sliding_window": 8}),
+        ("tiny2/nemotron_h", {"layers_block_type": 3}),
+        ("tiny2/nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}),
+        ("tiny2/nemotron_h_moe", {"layers_block_type": ["mamba", "moe", "sliding_attention"]}),
+        ("tiny2/nemotron_h_moe", {"moe_latent_size": 32}),
+        ("tiny2/nemotron_h_moe", {"n_group": 2}),
     ],
 )  # fmt: skip
 def test_what_would_change_the_numbers_is_refused(
@@ -144,6 +153,25 @@ def test_layers_of_granite_4_under_their_older_names(tmp_path: Path) -> None:
     for i, key in enumerate(("layer_types", "layers_block_type")):
         hf = folder("tiny2/granite_hybrid", tmp_path / str(i), {"layer_types": None, key: older})
         assert error(hf, "tiny2/granite_hybrid") < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["tiny2/nemotron_h", "tiny2/nemotron_h_moe"])
+def test_nemotron_as_it_was_released(name: str, tmp_path: Path) -> None:
+    """Layers by letters, a head's size under another name, experts in one tensor."""
+    letters = "M-M*-M*" if name == "tiny2/nemotron_h" else "ME*MEME"
+    older = {"hybrid_override_pattern": letters, "attention_head_dim": 32, "num_hidden_layers": 7}
+    hf = folder(name, tmp_path / "hf", {**older, "layers_block_type": None, "head_dim": None})
+    found, parts = {}, {}
+    for title, t in load_file(hf / "model.safetensors").items():
+        match = re.fullmatch(r"(.+\.experts)\.(\d+)\.(\w+)\.weight", title)
+        if match is None:
+            found[title.replace("backbone.", "model.")] = t
+        else:
+            parts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = t
+    stacks = {title: np.stack([each[x] for x in range(8)]) for title, each in parts.items()}
+    save_file({**found, **stacks}, hf / "model.safetensors")
+    assert error(hf, name) < TOLERANCE
+    assert len(stacks) == (6 if "moe" in name else 0)
 
 
 def as_granite_4(out: Path, rope: str) -> Path:
@@ -237,6 +265,10 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/granite_hybrid", {"attention_multiplier": 1.0, "shared_intermediate_size": 1024}),
     ("tiny2/granite_hybrid", {"time_step_limit": [0.0, float("inf")], "layer_types": [LINEAR] * 6}),
     ("tiny2/granite_hybrid_moe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    ("tiny2/nemotron_h", {"layer_norm_epsilon": 1e-5, "n_groups": 8, "ssm_state_size": 128}),
+    ("tiny2/nemotron_h", {"mamba_num_heads": 128, "mamba_head_dim": 64, "conv_kernel": 4}),
+    ("tiny2/nemotron_h_moe", {"norm_topk_prob": True, "routed_scaling_factor": 1.0}),
+    ("tiny2/nemotron_h_moe", {"num_experts_per_tok": 2, "head_dim": 128}),
     *((f"tiny/{n}", {"use_sliding_window": False}) for n in ("qwen2_bias", "qwen3_qknorm")),
 )  # fmt: skip
 

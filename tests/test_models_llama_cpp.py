@@ -46,7 +46,8 @@ NAMES = (
     "tiny/qwen3_moe", "tiny2/gemma2",
     "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4_moe_lite", "tiny2/gpt2",
     "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid", "tiny2/granite_hybrid_moe",
-    "tiny2/lfm2", "tiny2/mixtral", "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5",
+    "tiny2/lfm2", "tiny2/mixtral", "tiny2/nemotron_h", "tiny2/nemotron_h_moe",
+    "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5",
     "tiny2/qwen3_5_moe", "tiny2/smollm3",
 )  # fmt: skip
 NEW, END, CONTEXT = 24, 257, 256
