@@ -55,10 +55,11 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         "linear_num_key_heads": k.integer("mamba_n_groups"),
         "linear_key_head_dim": k.integer("mamba_d_state"),
         "linear_conv_kernel_dim": k.integer("mamba_d_conv"),
+        "linear_num_value_heads": heads, "linear_inner_size": heads * p,
     }  # fmt: skip
     if not k.integer("num_local_experts"):
         found["intermediate_size"] = wide
-    return mamba2.sizes(found, heads, p)
+    return found
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

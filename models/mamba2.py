@@ -6,9 +6,6 @@ of its own value.
 Sources: Dao and Gu 2024 (arXiv 2405.21060); transformers' `Mamba2Mixer`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from ggraph import Tensor, dtypes, ops
@@ -52,18 +49,10 @@ def _filter(s: Step, i: int, width: int) -> Tensor:
 
 
 def _even(s: Step, x: Tensor, i: int) -> Tensor:
-    """RMS norm of x [T, I], of the heads of each key by themselves, where there is one."""
-    name, g = f"blk.{i}.ssm_norm", s.config.linear_num_key_heads
-    if not s.has(f"{name}.weight"):
-        return x
-    rows, inner = x.shape
+    """RMS norm of x [T, I], of the heads of each key by themselves."""
+    (rows, inner), g = x.shape, s.config.linear_num_key_heads
     even = ops.rms_norm(x.reshape(rows, g, inner // g), eps=s.config.rms_norm_eps)
-    return even.reshape(rows, inner) * s.w(f"{name}.weight", inner)
-
-
-def sizes(values: Mapping[str, Any], heads: int, p: int) -> dict[str, Any]:
-    """What a config tells of its values, under the names that all recurrent layers share."""
-    return {"linear_num_value_heads": heads, "linear_inner_size": heads * p, **values}
+    return even.reshape(rows, inner) * s.w(f"blk.{i}.ssm_norm.weight", inner)
 
 
 def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:

@@ -77,7 +77,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys under their usual names. A config tells of experts whether there are any or not, and of
     layers by a list or by letters."""
     k = Keys(values, "config.json")
-    kinds = _kinds(k)
+    kinds, heads = _kinds(k), k.integer("mamba_num_heads")
     found = {
         **values, "layer_types": kinds, "num_hidden_layers": len(kinds),
         "rms_norm_eps": k.real("layer_norm_epsilon"),
@@ -85,6 +85,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         "linear_num_key_heads": k.integer("n_groups"),
         "linear_key_head_dim": k.integer("ssm_state_size"),
         "linear_conv_kernel_dim": k.integer("conv_kernel"),
+        "linear_num_value_heads": heads,
+        "linear_inner_size": heads * k.integer("mamba_head_dim"),
         "num_nextn_predict_layers": 0,
     }  # fmt: skip
     if "moe" in kinds:
@@ -92,7 +94,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         found["shared_expert_intermediate_size"] = k.integer("moe_shared_expert_intermediate_size")
     else:
         found |= dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"))
-    return mamba2.sizes(found, k.integer("mamba_num_heads"), k.integer("mamba_head_dim"))
+    return found
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

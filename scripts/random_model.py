@@ -113,7 +113,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 TYPED = {"max_position_embeddings": 32768, "tie_word_embeddings": True}
 HELD = {  # what a graph takes where it is
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
-    "granitehybrid": ("ssm_conv1d.bias", "ssm_norm.weight"),
+    "granitehybrid": ("ssm_conv1d.bias",),
 }
 
 
