@@ -17,7 +17,7 @@ from ggraph.formats.checkpoint import RawTensor
 from . import blocks, llama, mamba2
 from .architecture import SWIGLU, Architecture, Tensors
 from .blocks import Step
-from .config import DecoderConfig, Keys
+from .config import DecoderConfig, Keys, layer_range
 from .hf_config import without_window
 
 
@@ -44,13 +44,14 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys under their usual names. Without experts the shared feed-forward is the only one."""
     k = Keys(values, "config.json")
-    layers, heads = k.integer("num_hidden_layers"), k.integer("mamba_n_heads")
+    layers, heads = layer_range(k.integer("num_hidden_layers")), k.integer("mamba_n_heads")
     expand, wide = k.integer("mamba_expand"), k.integer("shared_intermediate_size")
     told, whole = k.get("mamba_d_head"), expand * k.integer("hidden_size")
     p = whole // max(heads, 1) if told in (None, "auto") else k.integer("mamba_d_head")
+    kinds = k.get("layer_types") or k.get("layers_block_type")
     found = {
-        "layer_types": k.get("layers_block_type") or ["linear_attention"] * layers, **values,
-        "rotated_layers": [k.get("position_embedding_type") == "rope"] * layers,
+        **values, "layer_types": kinds or ["linear_attention" for _ in layers],
+        "rotated_layers": [k.get("position_embedding_type") == "rope" for _ in layers],
         "shared_expert_intermediate_size": wide,
         "linear_num_key_heads": k.integer("mamba_n_groups"),
         "linear_key_head_dim": k.integer("mamba_d_state"),
