@@ -131,8 +131,11 @@ def layer_norm(s: Step, x: Tensor, name: str) -> Tensor:
 
 
 def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
-    """x [T, n] times `{name}.weight` [width, n], plus `{name}.bias` where present: [T, width]."""
+    """x [T, n] times `{name}.weight` [width, n], times `{name}.scale` and plus `{name}.bias` where
+    present: [T, width]."""
     y = ops.mul_mat(s.w(f"{name}.weight", width, x.shape[-1]), x, name=name)
+    if s.has(f"{name}.scale"):
+        y = ops.mul(y, s.w(f"{name}.scale", width), name=f"{name}.scaled")
     if s.has(f"{name}.bias"):
         y = ops.add(y, s.w(f"{name}.bias", width), name=f"{name}.biased")
     return y

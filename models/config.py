@@ -116,6 +116,7 @@ class DecoderConfig:
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
     feeding_layers: tuple[bool, ...] = ()  # layers with a feed-forward in its place
+    multipliers: tuple[float, ...] = ()  # of what products give, where a family has such
     num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
@@ -282,6 +283,15 @@ class Keys:
         if not math.isfinite(found):
             raise ModelError(f"{self._where}: {key} = {shown(value)} is not finite")
         return found
+
+    def reals(self, key: str, count: int | None = None) -> tuple[float, ...]:
+        """A list of finite numbers, so many where that is known."""
+        value = self.get(key)
+        if not isinstance(value, list) or count not in (None, len(value)):
+            wanted = "a list of" if count is None else count
+            raise ModelError(f"{self._where}: {key} = {shown(value)}: expected {wanted} numbers")
+        each = Keys({str(i): v for i, v in enumerate(value)}, f"{self._where}: {key}")
+        return tuple(each.real(str(i)) for i in range(len(value)))
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Yes or no."""

@@ -42,6 +42,7 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         max_position_embeddings=k.integer("max_position_embeddings", 2048),
         rope=rope_from_hf(k, head_dim),
         **_layers_from_hf(k, layers, head_dim),
+        multipliers=k.reals("multipliers") if k.has("multipliers") else (),
         use_double_wide_mlp=k.flag("use_double_wide_mlp"),
         **_scalars_from_hf(k),
     )
@@ -242,19 +243,10 @@ def _longrope(rope: Rope, s: Keys, trained: int, stretched: float) -> Rope:
         rope,
         attn_factor=s.real("attention_factor", grown),
         n_ctx_orig=trained,
-        freq_factors=_divisors(s, "short_factor", rope.n_rot // 2),
-        long_factors=_divisors(s, "long_factor", rope.n_rot // 2),
+        freq_factors=s.reals("short_factor", rope.n_rot // 2),
+        long_factors=s.reals("long_factor", rope.n_rot // 2),
         factors=SHORT_FACTORS,
     )
-
-
-def _divisors(s: Keys, key: str, count: int) -> tuple[float, ...]:
-    """A list of one number for each pair that turns."""
-    value = s.get(key)
-    if not isinstance(value, list) or len(value) != count:
-        raise ModelError(f"config.json rope: {key} = {value!r:.60}: expected {count} numbers")
-    each = Keys({str(i): v for i, v in enumerate(value)}, f"config.json rope: {key}")
-    return tuple(each.real(str(i)) for i in range(count))
 
 
 def yarn_magnitude(factor: float, mscale: float) -> float:

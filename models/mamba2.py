@@ -49,7 +49,9 @@ def _filter(s: Step, i: int, width: int) -> Tensor:
 
 
 def _even(s: Step, x: Tensor, i: int) -> Tensor:
-    """RMS norm of x [T, I], of the heads of each key by themselves."""
+    """RMS norm of x [T, I], of the heads of each key by themselves, where there is one."""
+    if not s.has(f"blk.{i}.ssm_norm.weight"):
+        return x
     (rows, inner), g = x.shape, s.config.linear_num_key_heads
     even = ops.rms_norm(x.reshape(rows, g, inner // g), eps=s.config.rms_norm_eps)
     return even.reshape(rows, inner) * s.w(f"blk.{i}.ssm_norm.weight", inner)

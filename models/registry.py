@@ -20,6 +20,7 @@ from ggraph.tensor import Kind
 
 from . import (
     deepseek2,
+    falcon_h1,
     gemma2,
     gemma3,
     gemma4,
@@ -46,10 +47,10 @@ from .hf_config import check_fixed, from_hf
 
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
-    gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_HYBRID,
-    lfm2.LFM2, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3,
-    phi3.PHI3, smollm3.SMOLLM3,
+    qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, falcon_h1.FALCON_H1,
+    gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS,
+    granite.GRANITE, granite.GRANITE_HYBRID, lfm2.LFM2, nemotron_h.NEMOTRON_H,
+    nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)

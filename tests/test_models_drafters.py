@@ -18,6 +18,7 @@ from models.run.load import open_session
 
 NAMES = (
     "tiny2/lfm2", "tiny2/qwen3_5_moe", "tiny2/granite_hybrid", "tiny2/nemotron_h_moe",
+    "tiny2/falcon_h1",
     "tiny2/glm4_moe_lite",
     "tiny2/gemma4_text",
 )  # fmt: skip

@@ -28,8 +28,8 @@ from models.run.load import open_session
 TINY = Path(__file__).parent / "golden" / "tiny2"
 NAMES = tuple(sorted(p.name for p in TINY.iterdir()))
 RECURRENT = (
-    "granite_hybrid", "granite_hybrid_moe", "lfm2", "nemotron_h", "nemotron_h_moe", "qwen3_5",
-    "qwen3_5_moe",
+    "falcon_h1", "granite_hybrid", "granite_hybrid_moe", "lfm2", "nemotron_h", "nemotron_h_moe",
+    "qwen3_5", "qwen3_5_moe",
 )  # fmt: skip
 CONTEXT = 96
 

@@ -14,7 +14,8 @@ from test_models_unsaid import FULL, QWEN, folder
 
 from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
-from models.registry import BUILT_IN, open_model
+from models.falcon_h1 import FALCON_H1
+from models.registry import BUILT_IN, config_from_hf, open_model
 from models.run.convert import model_to_gguf
 
 MIXTURES = ("tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/mixtral", "tiny2/qwen3_5_moe")
@@ -116,6 +117,11 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
         ("tiny2/granite_hybrid", {"time_step_limit": [0.0, 0.1]}),
+        ("tiny2/falcon_h1", {"mamba_rms_norm": True}),
+        ("tiny2/falcon_h1", {"mlp_multipliers": [1.0, 2.0, 3.0]}),
+        ("tiny2/falcon_h1", {"ssm_multipliers": [1.0]}),
+        ("tiny2/falcon_h1", {"lm_head_multiplier": 0.0}),
+        ("tiny2/falcon_h1", {"projectors_bias": True}),
         ("tiny2/nemotron_h", {"time_step_limit": [0.001, float("inf")]}),
         ("tiny2/nemotron_h", {"mamba_hidden_act": "gelu"}),
         ("tiny2/nemotron_h", {"sliding_window": 8}),
@@ -265,6 +271,10 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/granite_hybrid", {"attention_multiplier": 1.0, "shared_intermediate_size": 1024}),
     ("tiny2/granite_hybrid", {"time_step_limit": [0.0, float("inf")], "layer_types": [LINEAR] * 6}),
     ("tiny2/granite_hybrid_moe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    ("tiny2/falcon_h1", {"mamba_d_head": "auto", "mamba_d_conv": 4}),
+    ("tiny2/falcon_h1", {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}),
+    ("tiny2/falcon_h1", {"key_multiplier": 1.0, "ssm_in_multiplier": 1.0, "rms_norm_eps": 1e-5}),
+    ("tiny2/falcon_h1", {"lm_head_multiplier": 1.0, "embedding_multiplier": 1.0}),
     ("tiny2/nemotron_h", {"layer_norm_epsilon": 1e-5, "n_groups": 8, "ssm_state_size": 128}),
     ("tiny2/nemotron_h", {"mamba_num_heads": 128, "mamba_head_dim": 64, "conv_kernel": 4}),
     ("tiny2/nemotron_h_moe", {"norm_topk_prob": True, "routed_scaling_factor": 1.0}),
@@ -283,6 +293,18 @@ def test_a_key_that_is_left_out_means_what_the_class_means(
             for given in (value, None)
         )
         assert told == unsaid, key
+
+
+def test_sizes_that_falcon_h1_leaves_out() -> None:
+    values = json.loads((GOLDEN / "tiny2" / "falcon_h1" / "config.json").read_text())
+    told = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_ssm": 1024}
+    for key, value in told.items():
+        unsaid = {k: v for k, v in values.items() if k != key}
+        assert config_from_hf(FALCON_H1, unsaid) == config_from_hf(
+            FALCON_H1, {**values, key: value}
+        )
+    wide = {**values, "mamba_d_ssm": None, "mamba_d_head": "auto", "mamba_n_heads": 8}
+    assert config_from_hf(FALCON_H1, wide).linear_inner_size == 2 * values["hidden_size"]
 
 
 def test_dense_layers_are_told_by_number_or_by_kind(tmp_path: Path) -> None:

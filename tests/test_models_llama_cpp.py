@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
+from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_models_unsaid import LONGROPE, mixtral, phi3
 
@@ -43,7 +44,7 @@ pytest.importorskip("xllamacpp")
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
-    "tiny/qwen3_moe", "tiny2/gemma2",
+    "tiny/qwen3_moe", "tiny2/falcon_h1", "tiny2/gemma2",
     "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4_moe_lite", "tiny2/gpt2",
     "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid", "tiny2/granite_hybrid_moe",
     "tiny2/lfm2", "tiny2/mixtral", "tiny2/nemotron_h", "tiny2/nemotron_h_moe",
@@ -223,6 +224,21 @@ def test_llama_cpp_takes_what_a_file_leaves_unsaid_alike(
     lead = open_model(GOLDEN / name).config.architecture
     changes = {**PLAIN, **{f"{lead}.{key}": value for key, value in keys.items()}}
     same_next(name, small_model(tmp_path / "small.gguf", changes, GOLDEN / name, "f32"))
+
+
+def test_llama_cpp_norms_the_values_of_falcon_h1_alike(tmp_path: Path) -> None:
+    """Where a checkpoint has a norm there; the golden one has none."""
+    hf = tmp_path / "hf"
+    shutil.copytree(GOLDEN / "tiny2" / "falcon_h1", hf)
+    config = json.loads((hf / "config.json").read_text())
+    normed = {**config, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    (hf / "config.json").write_text(json.dumps(normed))
+    tensors, rng = load_file(hf / "model.safetensors"), np.random.default_rng(5)
+    for i in range(config["num_hidden_layers"]):
+        values = 1 + rng.normal(size=config["mamba_d_ssm"]) / 4
+        tensors[f"model.layers.{i}.mamba.norm.weight"] = values.astype(np.float16)
+    save_file(tensors, hf / "model.safetensors")
+    same_next("tiny2/falcon_h1", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
 
 
 @pytest.mark.parametrize("trained", [CONTEXT, CONTEXT - 1], ids=["short", "long"])
