@@ -77,7 +77,7 @@ def course(rng: np.random.Generator, slots: int, m: int, chains: bool) -> dict[s
     return {"parents": parents, "replay": replay, "past": past, "certain": certain}
 
 
-@pytest.mark.parametrize("v", [8, 24, 64, 128])
+@pytest.mark.parametrize("v", [8, 24, 64, 80, 96, 128])
 @pytest.mark.parametrize(("slots", "m"), [(1, 1), (1, 2), (1, 30), (3, 30), (2, 9)])
 @pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize("corrects", [False, True])

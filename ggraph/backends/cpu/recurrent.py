@@ -25,6 +25,7 @@ from ggraph.backends.cpu.simd import F32, I64, KERNELS, Kernel, KernelSpec, Val,
 MAX_KEY = 256  # numbers of a key
 TURNS = 4  # totals of a sum: one alone would wait for itself
 ABREAST = 4  # vectors of columns: between two rows all of them wait for the same sums
+FEWER = ABREAST, 2, 1  # as many where values have no such width: Nemotron has some of 80 numbers
 NET = "state log rows y ends parents replay past certain slots m heads groups d v width r limit"
 
 Sums = list[Val]  # of some columns
@@ -180,7 +181,8 @@ def _set(variables: Sequence[Var], values: Sums) -> None:
 
 def _tiles(k: Kernel, corrects: bool, body: Callable[[_Tile], None]) -> None:
     """`body(tile)` for this thread's share: some of the widest vectors beside each other, so that
-    whole lines of memory are used up, or eight columns where values have no such width."""
+    whole lines of memory are used up, or eight columns where values have no such width. Only state
+    spaces take widths between: no delta net is known that needs one."""
     heads, v = k.words("heads v")
     room = k.scratch(MAX_KEY * 4 * ABREAST * k.isa.lanes)
 
@@ -190,11 +192,18 @@ def _tiles(k: Kernel, corrects: bool, body: Callable[[_Tile], None]) -> None:
             h, j = item // (v // width), item % (v // width) * width
             body(_Tile(k, corrects, room, h, j, lanes, count))
 
-    with k.if_else((v % (ABREAST * k.isa.lanes)).eq(0)) as (wide, narrow):
-        with wide:
-            shared(k.isa.lanes, ABREAST)
-        with narrow:
+    def widest(counts: Sequence[int]) -> None:
+        """As many vectors as values are made of, most first, or eight columns."""
+        if not counts:
             shared(8, 1)
+            return
+        with k.if_else((v % (counts[0] * k.isa.lanes)).eq(0)) as (fits, odd):
+            with fits:
+                shared(k.isa.lanes, counts[0])
+            with odd:
+                widest(counts[1:])
+
+    widest([ABREAST] if corrects else [n for n in FEWER if n * k.isa.lanes > 8])
 
 
 def _row_of(k: Kernel, t: Val) -> Val:
