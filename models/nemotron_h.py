@@ -1,8 +1,8 @@
 """Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention that does not turn, and a
 feed-forward, which may be a mixture; units are squares of what is above 0, without gates.
 
-transformers 5 raises time steps to `time_step_min`, which tells how their bias is drawn before a
-training; kernels of trainings and llama.cpp do not, and neither is it done here.
+Time steps go by `time_step_limit`, as in NVIDIA's own implementation and in llama.cpp; transformers
+5.24 raises them to `time_step_min`, which tells how their bias is drawn before a training.
 Sources: NVIDIA 2025 (arXiv 2504.03624); transformers `modeling_nemotron_h`.
 """
 
