@@ -15,7 +15,7 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rope import MODES
 
 from .blocks import Step
-from .config import DecoderConfig
+from .config import DecoderConfig, Keys
 
 Tensors = dict[str, RawTensor]
 
@@ -108,6 +108,8 @@ class Architecture:
     """Changes them back again."""
     keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
     """Keys of a GGUF file beyond the usual; a value of None is not told."""
+    read: Callable[[Keys, int], Mapping[str, Any]] = lambda keys, layers: {}
+    """What those keys say of the config, of so many layers."""
     layer: Callable[[Step, Tensor, int], Tensor] | None = None
     """One layer of `build`, T rows to T rows, where files may hold more of them that only draft."""
 

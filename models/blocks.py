@@ -155,8 +155,11 @@ def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tens
 
 
 def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
-    """x [T, n] times `{name}.weight` [width, n], plus `{name}.bias` where present: [T, width]."""
+    """x [T, n] times `{name}.weight` [width, n], times `{name}.scale` and plus `{name}.bias` where
+    present: [T, width]."""
     y = product(s, x, f"{name}.weight", width, name)
+    if s.has(f"{name}.scale"):
+        y = ops.mul(y, s.w(f"{name}.scale", width), name=f"{name}.scaled")
     if s.has(f"{name}.bias"):
         y = ops.add(y, s.w(f"{name}.bias", width), name=f"{name}.biased")
     return y
@@ -311,7 +314,9 @@ def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
     return h + scaled(made, s.config.residual_multiplier)
 
 
-def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu) -> Tensor:
+def experts(
+    s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu, gated: bool = True
+) -> Tensor:
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
 
     Experts are as good as their soft_max chance or their sigmoid, and as `exp_probs_b` says beside
@@ -328,9 +333,9 @@ def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swi
     factor, even = c.routed_scaling_factor, c.norm_topk_prob
     share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")
     wide = x.reshape(x.shape[0], 1, e)
-    gate = expert(s, wide, chosen, f"{blk}.ffn_gate_exps", f)  # [T, U, F]
-    up = expert(s, wide, chosen, f"{blk}.ffn_up_exps", f)
-    out = expert(s, unit(gate, up), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
+    parts = ("gate", "up") if gated else ("up",)
+    taken = [expert(s, wide, chosen, f"{blk}.ffn_{part}_exps", f) for part in parts]  # [T, U, F]
+    out = expert(s, unit(*taken), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
     return ops.moe_mix(out, share, name=f"{blk}.moe_out")
 
 

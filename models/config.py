@@ -126,16 +126,19 @@ class DecoderConfig:
     window_head_dim: int = 0  # of sliding layers, where it differs
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
+    feeding_layers: tuple[bool, ...] = ()  # layers with a feed-forward in its place
+    multipliers: tuple[float, ...] = ()  # of what products give, where a family has such
     num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
     hidden_size_per_layer_input: int = 0
-    # recurrent layers: short convolutions, gated delta nets
+    # recurrent layers: short convolutions, gated delta nets, state spaces
     conv_l_cache: int = 0
     linear_conv_kernel_dim: int = 0
     linear_key_head_dim: int = 0
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
+    linear_inner_size: int = 0  # of all values
     # of pairs, how many turn by time, height and width of an image; of a text all turn alike
     mrope_section: tuple[int, ...] = ()
     # latent attention
@@ -173,6 +176,21 @@ class DecoderConfig:
     def has_experts(self, layer: int) -> bool:
         """Whether this layer's feed-forward is a mixture."""
         return self.num_experts > 0 and layer >= self.first_k_dense_replace
+
+    def only_feeds(self, layer: int) -> bool:
+        """Whether this layer is nothing but a feed-forward."""
+        return layer < len(self.feeding_layers) and self.feeding_layers[layer]
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """Of each layer, none where it does not attend."""
+        without = [self.remembers(i) or self.only_feeds(i) for i in range(self.num_hidden_layers)]
+        return [0 if other else self.num_key_value_heads for other in without]
+
+    @property
+    def linear_value_head_dim(self) -> int:
+        """Numbers per value of a recurrent layer."""
+        return self.linear_inner_size // max(self.linear_num_value_heads, 1)
 
     def rope_of(self, layer: int) -> Rope | None:
         """How this layer rotates queries and keys, None where it does not."""
@@ -250,6 +268,7 @@ SCALARS = (
     Scalar("linear_key_head_dim", ("linear_key_head_dim",), "ssm.state_size"),
     Scalar("linear_num_key_heads", ("linear_num_key_heads",), "ssm.group_count"),
     Scalar("linear_num_value_heads", ("linear_num_value_heads",), "ssm.time_step_rank"),
+    Scalar("linear_inner_size", ("linear_inner_size",), "ssm.inner_size"),
     Scalar("q_lora_rank", ("q_lora_rank",), "attention.q_lora_rank"),
     Scalar("kv_lora_rank", ("kv_lora_rank",), "attention.kv_lora_rank"),
     Scalar("v_head_dim", ("v_head_dim",), "attention.value_length_mla"),
@@ -287,6 +306,15 @@ class Keys:
         if not math.isfinite(found):
             raise ModelError(f"{self._where}: {key} = {shown(value)} is not finite")
         return found
+
+    def reals(self, key: str, count: int | None = None) -> tuple[float, ...]:
+        """A list of finite numbers, so many where that is known."""
+        value = self.get(key)
+        if not isinstance(value, list) or count not in (None, len(value)):
+            wanted = "a list of" if count is None else count
+            raise ModelError(f"{self._where}: {key} = {shown(value)}: expected {wanted} numbers")
+        each = Keys({str(i): v for i, v in enumerate(value)}, f"{self._where}: {key}")
+        return tuple(each.real(str(i)) for i in range(len(value)))
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Yes or no."""

@@ -103,11 +103,13 @@ def _head_dim(k: Keys, default: int) -> int:
 
 
 def _widths(k: Keys) -> dict[str, Any]:
-    """The width of the feed-forwards; at the end they may be twice as wide."""
-    found = per_layer(k, "feed_forward_length", 0 if k.has("expert_count") else None)
+    """The width of the feed-forwards, of layers that have one; at the end they may be twice as
+    wide."""
+    told = per_layer(k, "feed_forward_length", 0 if k.has("expert_count") else None)
+    found = [width for width in told if width] or [0]
     if len(set(found)) > 1 and set(found) != {found[0], 2 * found[0]}:
         raise ModelError(
-            f"GGUF metadata: feed_forward_length differs from layer to layer {shown(found)}"
+            f"GGUF metadata: feed_forward_length differs from layer to layer {shown(told)}"
         )
     return {"intermediate_size": found[0], "use_double_wide_mlp": len(set(found)) > 1}
 
@@ -148,9 +150,9 @@ def every(period: int, layers: int) -> tuple[bool, ...]:
 def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:
     """Layers with a state: those without key-value heads, or told of by their number."""
     if 0 in kv:
-        if len(kv) != layers:
+        if len(kv) < layers:
             raise ModelError(f"GGUF metadata: {len(kv)} values of head_count_kv, {layers} layers")
-        return {"recurrent_layers": tuple(n == 0 for n in kv)}
+        return {"recurrent_layers": tuple(n == 0 for n in kv[:layers])}
     key = "attention.recurrent_layers"
     if k.has(key):
         flags = [*map(bool, per_layer(k, key))]

@@ -17,7 +17,8 @@ from ggraph.errors import shown
 
 from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar, yarn_magnitude
 
-RECURRENT = ("linear_attention", "conv")  # layer types that have a state
+RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
+FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
 
 
@@ -41,6 +42,7 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         max_position_embeddings=k.integer("max_position_embeddings", 2048),
         rope=rope_from_hf(k, head_dim),
         **_layers_from_hf(k, layers, head_dim),
+        multipliers=k.reals("multipliers") if k.has("multipliers") else (),
         use_double_wide_mlp=k.flag("use_double_wide_mlp"),
         **_scalars_from_hf(k),
     )
@@ -97,6 +99,8 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if any(t in RECURRENT for t in types):
         found["recurrent_layers"] = tuple(t in RECURRENT for t in types)
+    if any(t in FEEDING for t in types):
+        found["feeding_layers"] = tuple(t in FEEDING for t in types)
     sections = scaling_of(k).get("mrope_section") or []
     if not isinstance(sections, list) or any(type(n) is not int for n in sections):
         raise ModelError(f"config.json: mrope_section {sections!r:.60} is no list of integers")
@@ -239,19 +243,10 @@ def _longrope(rope: Rope, s: Keys, trained: int, stretched: float) -> Rope:
         rope,
         attn_factor=s.real("attention_factor", grown),
         n_ctx_orig=trained,
-        freq_factors=_divisors(s, "short_factor", rope.n_rot // 2),
-        long_factors=_divisors(s, "long_factor", rope.n_rot // 2),
+        freq_factors=s.reals("short_factor", rope.n_rot // 2),
+        long_factors=s.reals("long_factor", rope.n_rot // 2),
         factors=SHORT_FACTORS,
     )
-
-
-def _divisors(s: Keys, key: str, count: int) -> tuple[float, ...]:
-    """A list of one number for each pair that turns."""
-    value = s.get(key)
-    if not isinstance(value, list) or len(value) != count:
-        raise ModelError(f"config.json rope: {key} = {value!r:.60}: expected {count} numbers")
-    each = Keys({str(i): v for i, v in enumerate(value)}, f"config.json rope: {key}")
-    return tuple(each.real(str(i)) for i in range(count))
 
 
 def llama3_factors(rope: Rope, s: Keys, trained: int) -> tuple[float, ...]:

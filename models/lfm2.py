@@ -82,8 +82,7 @@ def kernel(t: Any) -> Any:
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
     """Layers without attention have no key-value heads."""
-    kv = c.num_key_value_heads
-    return {"attention.head_count_kv": [0 if r else kv for r in c.recurrent_layers]}
+    return {"attention.head_count_kv": c.kv_heads}
 
 
 def complete_moe(c: DecoderConfig) -> DecoderConfig:

@@ -105,8 +105,9 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
-    """Shares of experts always sum to 1."""
-    return replace(c, norm_topk_prob=True)
+    """Shares of experts always sum to 1, and values are as wide as keys."""
+    inner = c.linear_num_value_heads * c.linear_key_head_dim
+    return replace(c, norm_topk_prob=True, linear_inner_size=inner)
 
 
 def own_values(tensors: Tensors, c: DecoderConfig) -> Tensors:
@@ -164,14 +165,13 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """The layers, the width of all values, and how images would be rotated.
+    """The layers, and how images would be rotated.
 
     The period of full layers is told to readers that do not know the list, where there is one.
     """
     layers, sections = c.num_hidden_layers, c.mrope_section or SECTIONS
     periods = (n for n in range(1, layers + 2) if every(n, layers) == c.recurrent_layers)
     return {
-        "ssm.inner_size": c.linear_num_value_heads * c.linear_key_head_dim,
         "attention.recurrent_layers": np.array(
             c.recurrent_layers + (False,) * c.num_nextn_predict_layers, np.bool_
         ),

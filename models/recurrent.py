@@ -1,4 +1,5 @@
-"""Layers with a state, as functions on a `Step`: short convolutions and gated delta nets.
+"""Layers with a state, as functions on a `Step`: short convolutions, gated delta nets and state
+spaces.
 
 Legend: T token rows, C channels, K inputs of a convolution; H heads of values, G of keys, D numbers
 per key, V per value. `ggraph.ops.recurrent` says how drafts leave the state alone.
@@ -28,11 +29,15 @@ def convolved(s: Step, x: Tensor, i: int, w: Tensor) -> Tensor:
     return ops.ssm_conv(held, log, x, w, *course, name=f"blk.{i}.conv")
 
 
-def delta_net(s: Step, i: int, q: Tensor, rows: Tensor, values: int, width: int) -> Tensor:
-    """What q [T, G, D] finds after each of the rows [T, G*D + H*V + 2H]: [T, H, V]."""
+def delta_net(
+    s: Step, i: int, q: Tensor, rows: Tensor, values: int, width: int, *, corrects: bool = True
+) -> Tensor:
+    """What q [T, G, D] finds after each of the rows [T, G*D + H*V + 2H]: [T, H, V]. What they find
+    there is corrected, or added to."""
     name = f"cache.delta.{i}"
     log = _log(s, f"{name}.log", rows)
     held = state(s.prefix + name, (s.shape.texts, values, q.shape[2], width))
     course = s.parents, s.replay, s.past, s.certain
-    s.kept.append(ops.delta_net_next(held, log, rows, *course, name=f"{name}.new"))
-    return ops.delta_net(held, log, rows, q, *course, name=f"blk.{i}.delta")
+    after = ops.delta_net_next(held, log, rows, *course, corrects=corrects, name=f"{name}.new")
+    s.kept.append(after)
+    return ops.delta_net(held, log, rows, q, *course, corrects=corrects, name=f"blk.{i}.delta")

@@ -22,6 +22,7 @@ from . import (
     deepseek2,
     ernie45,
     exaone4,
+    falcon_h1,
     gemma2,
     gemma3,
     gemma4,
@@ -34,6 +35,7 @@ from . import (
     lfm2,
     llama,
     ministral3,
+    nemotron_h,
     olmo2,
     phi3,
     qwen2,
@@ -46,7 +48,7 @@ from . import (
 )
 from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import YARN, Step
-from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, yarn_factors
+from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
 from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
@@ -54,10 +56,11 @@ from .hf_config import check_fixed, from_hf
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen3.QWEN3,
     qwen3_moe.QWEN3_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT,
-    deepseek2.DEEPSEEK2, ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4, gemma2.GEMMA2,
-    gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS,
-    granite.GRANITE, hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, olmo2.OLMO2, olmo2.OLMO3,
-    phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3,
+    deepseek2.DEEPSEEK2, ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4,
+    falcon_h1.FALCON_H1, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4,
+    glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_HYBRID,
+    hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE,
+    olmo2.OLMO2, olmo2.OLMO3, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -182,8 +185,10 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     if a is None:
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
-    config = a.complete(from_gguf({**unsaid, **checkpoint.metadata}, a.name, a.rope_mode))
-    config = _drafting(config, checkpoint.tensors)
+    told = {**unsaid, **checkpoint.metadata}
+    config = from_gguf(told, a.name, a.rope_mode)
+    own = a.read(Keys(told, "GGUF metadata", f"{a.name}."), config.num_hidden_layers)
+    config = _drafting(a.complete(replace(config, **own)), checkpoint.tensors)
     return config, applied(a, a.loaded, dict(checkpoint.tensors), config)
 
 
@@ -265,10 +270,16 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
     return RawTensor(name, dtypes.F32, data.shape, data)
 
 
-_EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe|mixer)\.experts\.(\d+)\.(\w+)")
 _PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
           "w1": "gate", "w3": "up", "w2": "down"}  # fmt: skip
-_STACKED = re.compile(r"(?:mlp|feed_forward)\.experts\.(gate_up|down)_proj")
+_STACKED = {  # modules that hold all experts' parts in one tensor
+    "mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",),
+    "feed_forward.experts.gate_up_proj": ("gate", "up"),
+    "feed_forward.experts.down_proj": ("down",),
+    "block_sparse_moe.input_linear": ("gate", "up"), "block_sparse_moe.output_linear": ("down",),
+    "mixer.experts.up_proj": ("up",), "mixer.experts.down_proj": ("down",),
+}  # fmt: skip
 _NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
 _NEXT_TOP = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
@@ -298,8 +309,8 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
         elif match is not None and match[2] in inner:
             title = ".".join(p for p in ("blk", match[1], inner[match[2]], match[3]) if p)
             found[title] = replace(t, name=title)
-        elif match is not None and (parts := _STACKED.fullmatch(match[2])):
-            found |= _halves(f"blk.{match[1]}.ffn", parts[1].split("_"), t)
+        elif match is not None and match[2] in _STACKED:
+            found |= _halves(f"blk.{match[1]}.ffn", _STACKED[match[2]], t)
         elif match is not None and (expert := _EXPERT.fullmatch(match[2])) and expert[2] in _PARTS:
             title = f"blk.{match[1]}.ffn_{_PARTS[expert[2]]}_exps.{match[3]}"
             stacks.setdefault(title, {})[int(expert[1])] = t

@@ -82,6 +82,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 65536, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         "rope_theta": 1e6,
     },
+    "granite-4.0-h-1b": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 1536,
+        "intermediate_size": 4096, "shared_intermediate_size": 4096, "num_local_experts": 0,
+        "num_experts_per_tok": 0, "num_hidden_layers": 40, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "vocab_size": 100352, "mamba_n_heads": 48, "mamba_d_head": 64,
+        "mamba_d_state": 128, "attention_multiplier": 0.0078125, "embedding_multiplier": 12,
+        "logits_scaling": 6, "residual_multiplier": 0.22, "rms_norm_eps": 1e-5,
+        "layer_types": [
+            "attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)
+        ],
+    },
     # 3 GB as Q4_K_M: a quarter of Qwen3-30B-A3B's experts, half of what a row reads
     "moe-3gb": {
         "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 1024,
@@ -104,7 +115,7 @@ BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 CHOICE = ("exp_probs_b.bias",)
 HELD = {  # what a graph takes where it is
     "qwen2": BIASES, "glm4": BIASES, "seed_oss": BIASES, "lfm2moe": CHOICE, "ernie4_5-moe": CHOICE,
-    "deepseek2": CHOICE, "glm4moe": (*BIASES, *CHOICE),
+    "deepseek2": CHOICE, "glm4moe": (*BIASES, *CHOICE), "granitehybrid": ("ssm_conv1d.bias",),
 }  # fmt: skip
 
 

@@ -918,19 +918,24 @@ def ssm_conv_next(state: Array, log: Array, x: Array, *course: Array) -> Array:
     return np.array(found, np.float64)
 
 
-def _delta_after(state: Array, rows: list[Array], past: int) -> Array:
+def _key_of(h: int, heads: int, groups: int, corrects: bool) -> int:
+    return h % groups if corrects else h // (heads // groups)
+
+
+def _delta_after(state: Array, rows: list[Array], past: int, corrects: bool) -> Array:
     h_count, d_count, v_count = state.shape
     s = state.astype(np.float64) if past else zeros(*state.shape)
     for row in rows:
         width = len(row) - h_count * v_count - 2 * h_count
         groups = width // d_count
         for h in range(h_count):
-            k = [float(row[(h % groups) * d_count + d]) for d in range(d_count)]
+            at = _key_of(h, h_count, groups, corrects) * d_count
+            k = [float(row[at + d]) for d in range(d_count)]
             fade = math.exp(float(row[width + h_count * v_count + h]))
             beta = float(row[width + h_count * v_count + h_count + h])
             for j in range(v_count):
                 faded = [float(s[h, d, j]) * fade for d in range(d_count)]
-                known = math.fsum(a * b for a, b in zip(k, faded, strict=True))
+                known = math.fsum(a * b for a, b in zip(k, faded, strict=True)) if corrects else 0.0
                 change = beta * (float(row[width + h * v_count + j]) - known)
                 for d in range(d_count):
                     s[h, d, j] = faded[d] + k[d] * change
@@ -938,23 +943,26 @@ def _delta_after(state: Array, rows: list[Array], past: int) -> Array:
 
 
 @oracle("delta_net")
-def delta_net(state: Array, log: Array, rows: Array, q: Array, *course: Array) -> Array:
+def delta_net(
+    state: Array, log: Array, rows: Array, q: Array, *course: Array, corrects: bool
+) -> Array:
     parents, replay, past, _ = course
     y = zeros(len(rows), state.shape[1], state.shape[3])
     for t in range(len(rows)):
         slot = _slot(parents, t)
         seen = _course(rows, log, parents, replay, t)
-        s = _delta_after(state[slot], seen, int(past[slot]))
+        s = _delta_after(state[slot], seen, int(past[slot]), corrects)
         for h, j in places(y.shape[1:]):
-            y[t, h, j] = _dot(q[t, h % q.shape[1]], s[h, :, j])
+            own = q[t, _key_of(h, y.shape[1], q.shape[1], corrects)]
+            y[t, h, j] = _dot(own, s[h, :, j])
     return y
 
 
 @oracle("delta_net_next")
-def delta_net_next(state: Array, log: Array, rows: Array, *course: Array) -> Array:
+def delta_net_next(state: Array, log: Array, rows: Array, *course: Array, corrects: bool) -> Array:
     parents, replay, past, certain = course
-    found = [
-        _delta_after(s, _since(rows, log, parents, replay[i], int(certain[i])), int(past[i]))
-        for i, s in enumerate(state)
-    ]
+    found = []
+    for i, s in enumerate(state):
+        seen = _since(rows, log, parents, replay[i], int(certain[i]))
+        found.append(_delta_after(s, seen, int(past[i]), corrects))
     return np.array(found)

@@ -39,7 +39,7 @@ SLOTS = 400  # of the cache
 TEXTS = 6  # that run together
 STATES = 12  # of those and of earlier ones
 DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree", "model", "head and model")
-RECURRENT = "lfm2", QWEN  # short convolutions, gated delta nets
+RECURRENT = "lfm2", QWEN, "granite_hybrid"  # short convolutions, gated delta nets, state spaces
 VOCABULARY = 6  # letters of prompts, so that many of them begin alike
 
 

@@ -1,4 +1,4 @@
-"""Gated delta nets by kernels: one call finds on its way what another asks for."""
+"""Gated delta nets and state spaces by kernels: one call finds on its way what another asks for."""
 
 from typing import Any
 
@@ -7,6 +7,9 @@ import pytest
 from cpu_calls import call
 from test_cpu_short_conv import behind_a_guard
 
+from ggraph import Graph, Session, input, open_backend, ops, state
+from ggraph.backends.cpu.carried import NETS
+from ggraph.dtype import I32
 from ggraph.ops.recurrent import DELTA_NET, DELTA_NET_NEXT
 from ggraph.tensor import Array
 
@@ -17,8 +20,11 @@ UNKNOWN = -7.0  # what nobody has written
 class Net:
     """A step of some texts' rows; `course` says which follow which."""
 
-    def __init__(self, seed: int, slots: int, m: int, v: int, course: dict[str, Array]) -> None:
+    def __init__(
+        self, seed: int, slots: int, m: int, v: int, course: dict[str, Array], corrects: bool = True
+    ) -> None:
         rng = np.random.default_rng(seed)
+        self.corrects = corrects
         width = GROUPS * D + HEADS * v + 2 * HEADS
         self.m, self.v, self.slots, self.width = m, v, slots, width
         self.state = behind_a_guard(rng.normal(size=(slots, HEADS, D, v)))
@@ -36,13 +42,13 @@ class Net:
     def found(self, ends: Array | int) -> Array:
         """What q finds in each row; `ends` is written to."""
         y = behind_a_guard(np.full((self.m, HEADS, self.v), UNKNOWN))
-        self._call("delta_net", state=self.state, q=self.q, y=y, ends=ends)
+        self._call(NETS[self.corrects][0], state=self.state, q=self.q, y=y, ends=ends)
         return y
 
     def after(self, ends: Array | int) -> Array:
         """The states that texts end in."""
         held = behind_a_guard(self.state)
-        self._call("delta_net_next", state=held, y=held, ends=ends)
+        self._call(NETS[self.corrects][1], state=held, y=held, ends=ends)
         return held
 
     def as_text(self, t: int) -> Array:
@@ -52,7 +58,8 @@ class Net:
             path = [before, *path]
         parents = np.arange(len(path)) - 1
         parents[0] = before
-        alone = Net(0, self.slots, len(path), self.v, {**self.course, "parents": parents})
+        own = {**self.course, "parents": parents}
+        alone = Net(0, self.slots, len(path), self.v, own, self.corrects)
         alone.state, alone.log = self.state, self.log
         alone.rows, alone.q = behind_a_guard(self.rows[path]), behind_a_guard(self.q[path])
         found: Array = alone.found(0)[-1]
@@ -70,22 +77,51 @@ def course(rng: np.random.Generator, slots: int, m: int, chains: bool) -> dict[s
     return {"parents": parents, "replay": replay, "past": past, "certain": certain}
 
 
-@pytest.mark.parametrize("v", [8, 24, 64, 128])
+@pytest.mark.parametrize("v", [8, 24, 64, 80, 96, 128])
 @pytest.mark.parametrize(("slots", "m"), [(1, 1), (1, 2), (1, 30), (3, 30), (2, 9)])
 @pytest.mark.parametrize("chains", [False, True])
-def test_where_texts_end_is_found_on_the_way(v: int, slots: int, m: int, chains: bool) -> None:
+@pytest.mark.parametrize("corrects", [False, True])
+def test_where_texts_end_is_found_on_the_way(
+    v: int, slots: int, m: int, chains: bool, corrects: bool
+) -> None:
     for seed in range(6):
-        net = Net(seed, slots, m, v, course(np.random.default_rng(seed), slots, m, chains))
-        ends = behind_a_guard(np.full(net.state.shape, UNKNOWN))
-        y, after = net.found(ends), net.after(0)
-        assert np.array_equal(net.after(ends), after), "the same bits as by a walk of its own"
-        assert np.array_equal(net.found(0), y), "and nothing else changes by it"
-        stays = (net.course["past"] != 0) & (net.course["replay"][:, 0] < 0)
-        stays &= net.course["certain"] < 0
+        rows = course(np.random.default_rng(seed), slots, m, chains)
+        step = Net(seed, slots, m, v, rows, corrects)
+        ends = behind_a_guard(np.full(step.state.shape, UNKNOWN))
+        y, after = step.found(ends), step.after(0)
+        assert np.array_equal(step.after(ends), after), "the same bits as by a walk of its own"
+        assert np.array_equal(step.found(0), y), "and nothing else changes by it"
+        stays = (step.course["past"] != 0) & (step.course["replay"][:, 0] < 0)
+        stays &= step.course["certain"] < 0
         assert (ends[stays] == UNKNOWN).all() and (ends[~stays] != UNKNOWN).all()
         for t in range(0, m, 5):
-            assert np.array_equal(net.as_text(t), y[t]), "a node has the bits of a text"
-        given = [np.array(a) for a in (net.state, net.log, net.rows, net.q, *net.course.values())]
-        wanted, end = DELTA_NET.reference(*given), DELTA_NET_NEXT.reference(*given[:3], *given[4:])
+            assert np.array_equal(step.as_text(t), y[t]), "a node has the bits of a text"
+        given = [
+            np.array(a) for a in (step.state, step.log, step.rows, step.q, *step.course.values())
+        ]
+        wanted = DELTA_NET.reference(*given, corrects=corrects)
+        end = DELTA_NET_NEXT.reference(*given[:3], *given[4:], corrects=corrects)
         assert np.allclose(y, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
         assert np.allclose(after, end, rtol=1e-4, atol=1e-4 * np.abs(end).max())
+
+
+@pytest.mark.parametrize("corrects", [False, True])
+def test_only_what_is_computed_alike_is_shared(corrects: bool) -> None:
+    """A net and what another one leaves of the same sources."""
+    shapes = {"state": (1, 2, 4, 8), "log": (3, 24), "rows": (4, 24)}
+    sources = [*(input(n, shape) for n, shape in shapes.items() if n != "state")]
+    course = [input(n, s, I32) for n, s in {"p": (4,), "r": (1, 2), "b": (1,), "c": (1,)}.items()]
+    q, held = input("q", (4, 1, 4)), state("state", shapes["state"])
+    found = ops.delta_net(held, *sources, q, *course, corrects=corrects)
+    after = ops.delta_net_next(held, *sources, *course, corrects=not corrects)
+    rng = np.random.default_rng(5)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in (*sources, q)}
+    given |= dict(zip("prbc", (np.arange(4) - 1, [[-1, 0]], [0], [3]), strict=True))
+    feeds = {n: np.asarray(v, np.float32 if n in (*shapes, "q") else np.int32)
+             for n, v in given.items()}  # fmt: skip
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("both", Graph.of({"found": found, "after": after}))
+        got = session.run("both", feeds)
+    arrays = [np.zeros(shapes["state"], np.float32), *(feeds[t.name] for t in (*sources, *course))]
+    end = DELTA_NET_NEXT.reference(*arrays, corrects=not corrects)
+    assert np.allclose(got["after"], end, rtol=1e-4, atol=1e-4 * np.abs(end).max())

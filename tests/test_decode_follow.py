@@ -16,7 +16,10 @@ from models.run.load import open_session
 
 GOLDEN = Path(__file__).parent / "golden"
 CONTEXT = 280  # beyond the smallest bucket of contexts
-NAMES = ("tiny/llama_tied", "tiny/mistral_sliding", "tiny2/qwen3_5", "tiny2/lfm2")
+NAMES = (
+    "tiny/llama_tied", "tiny/mistral_sliding", "tiny2/qwen3_5", "tiny2/lfm2",
+    "tiny2/granite_hybrid",
+)  # fmt: skip
 
 
 def played(runner: Runner, seed: int, *, ahead: bool) -> list[Array]:

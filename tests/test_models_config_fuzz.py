@@ -73,6 +73,13 @@ def built(path: Path) -> Graph:
 CHECKPOINTS = {name: loaded(name) for name in NAMES}
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if "num_hidden_layers" in CHECKPOINTS[n][0]])
+def test_a_config_of_more_layers_than_memory_is_refused(name: str, tmp_path: Path) -> None:
+    config, tensors = CHECKPOINTS[name]
+    with pytest.raises(ModelError, match="layers"):
+        open_model(saved(tmp_path / "hf", {**config, "num_hidden_layers": 1 << 40}, tensors))
+
+
 ODD_GGUF = {  # by the family whose keys they are among
     "gemma3_text": {"rope.scaling.type": [1, 2]}, "granite": {"logit_scale": 0.0},
     "qwen3_5_moe": {"attention.recurrent_layers": 1}, "lfm2": {"attention.head_count_kv": [2, 0]},

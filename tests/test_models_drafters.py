@@ -16,7 +16,12 @@ from ggraph.dtype import F32
 from models.registry import open_model
 from models.run.load import open_session
 
-NAMES = ("tiny2/lfm2", "tiny2/qwen3_5_moe", "tiny2/glm4_moe_lite", "tiny2/gemma4_text")
+NAMES = (
+    "tiny2/lfm2", "tiny2/qwen3_5_moe", "tiny2/granite_hybrid", "tiny2/nemotron_h_moe",
+    "tiny2/falcon_h1",
+    "tiny2/glm4_moe_lite",
+    "tiny2/gemma4_text",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,7 +34,9 @@ def test_no_drafter_changes_a_text(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True], ids=["alone", "with lookup"])
-@pytest.mark.parametrize("name", ["tiny2/lfm2", "tiny2/qwen3_5", "tiny2/qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "name", ["tiny2/lfm2", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/granite_hybrid"]
+)
 def test_a_recurrent_model_drafts_what_it_would_say(name: str, inner: bool) -> None:
     """Behind drafts that were taken back, kept in part, and kept whole."""
     session = open_session(threads=1, exact=True)

@@ -27,7 +27,10 @@ from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny2"
 NAMES = tuple(sorted(p.name for p in TINY.iterdir()))
-RECURRENT = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+RECURRENT = (
+    "falcon_h1", "granite_hybrid", "granite_hybrid_moe", "lfm2", "lfm2_moe", "nemotron_h",
+    "nemotron_h_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next",
+)  # fmt: skip
 CONTEXT = 96
 
 
@@ -104,9 +107,8 @@ def test_the_last_layer_is_computed_for_the_rows_that_are_read(family: Family) -
 
     def rows(wanted: int, taps: tuple[int, ...] = ()) -> set[int]:
         step = model.build(StepShape(8, 32, wanted, 64, taps))
-        return {
-            t.shape[0] for t in step if t.op != "weight" and t.name.startswith(f"blk.{last}.ffn")
-        }
+        parts = tuple(f"blk.{last}.{part}" for part in ("ffn", "attn_output", "ssm_out"))
+        return {t.shape[0] for t in step if t.op != "weight" and t.name.startswith(parts)}
 
     assert [rows(n) for n in (1, 3, 8)] == [{1}, {3}, {8}]
     assert rows(3, (last,)) == {3} and rows(3, (last + 1,)) == {8}

@@ -14,7 +14,9 @@ from test_models_unsaid import FULL, QWEN, folder
 
 from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
-from models.registry import BUILT_IN, open_model
+from models.falcon_h1 import FALCON_H1
+from models.registry import BUILT_IN, config_from_hf, open_model
+from models.run.convert import model_to_gguf
 
 MIXTURES = (
     "tiny/qwen3_moe", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
@@ -113,7 +115,7 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
 
 
-UNITS = ("hidden_act", "hidden_activation", "activation_function")
+UNITS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,8 +134,8 @@ def test_every_family_says_what_its_unit_may_be_called() -> None:
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 PARTLY = (  # heads may turn so, or never do
-    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/phi3",
-    "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/nemotron_h",
+    "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 
 
@@ -165,6 +167,20 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
+        ("tiny2/granite_hybrid", {"time_step_limit": [0.0, 0.1]}),
+        ("tiny2/falcon_h1", {"mamba_rms_norm": True}),
+        ("tiny2/falcon_h1", {"mlp_multipliers": [1.0, 2.0, 3.0]}),
+        ("tiny2/falcon_h1", {"ssm_multipliers": [1.0]}),
+        ("tiny2/falcon_h1", {"lm_head_multiplier": 0.0}),
+        ("tiny2/falcon_h1", {"projectors_bias": True}),
+        ("tiny2/nemotron_h", {"time_step_limit": [0.001, float("inf")]}),
+        ("tiny2/nemotron_h", {"mamba_hidden_act": "gelu"}),
+        ("tiny2/nemotron_h", {"sliding_window": 8}),
+        ("tiny2/nemotron_h", {"layers_block_type": 3}),
+        ("tiny2/nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}),
+        ("tiny2/nemotron_h_moe", {"layers_block_type": ["mamba", "moe", "sliding_attention"]}),
+        ("tiny2/nemotron_h_moe", {"moe_latent_size": 32}),
+        ("tiny2/nemotron_h_moe", {"n_group": 2}),
     ],
 )  # fmt: skip
 def test_what_would_change_the_numbers_is_refused(
@@ -186,6 +202,68 @@ def test_two_ropes_are_one_too_many(name: str, tmp_path: Path) -> None:
     alike = {"rope_scaling": rope.get("full_attention", rope)}
     again = open_model(folder(name, tmp_path / "again", alike))
     assert again.config == open_model(GOLDEN / name).config
+
+
+def test_layers_of_granite_4_under_their_older_names(tmp_path: Path) -> None:
+    kinds = open_model(GOLDEN / "tiny2" / "granite_hybrid").config.recurrent_layers
+    older = ["mamba" if recurs else "attention" for recurs in kinds]
+    for i, key in enumerate(("layer_types", "layers_block_type")):
+        hf = folder("tiny2/granite_hybrid", tmp_path / str(i), {"layer_types": None, key: older})
+        assert error(hf, "tiny2/granite_hybrid") < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["tiny2/nemotron_h", "tiny2/nemotron_h_moe"])
+def test_nemotron_as_it_was_released(name: str, tmp_path: Path) -> None:
+    """Layers by letters, a head's size under another name, experts in one tensor."""
+    letters = "M-M*-M*" if name == "tiny2/nemotron_h" else "ME*MEME"
+    older = {"hybrid_override_pattern": letters, "attention_head_dim": 32, "num_hidden_layers": 7}
+    hf = folder(name, tmp_path / "hf", {**older, "layers_block_type": None, "head_dim": None})
+    found, parts = {}, {}
+    for title, t in load_file(hf / "model.safetensors").items():
+        match = re.fullmatch(r"(.+\.experts)\.(\d+)\.(\w+)\.weight", title)
+        if match is None:
+            found[title.replace("backbone.", "model.")] = t
+        else:
+            parts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = t
+    stacks = {title: np.stack([each[x] for x in range(8)]) for title, each in parts.items()}
+    save_file({**found, **stacks}, hf / "model.safetensors")
+    assert error(hf, name) < TOLERANCE
+    assert len(stacks) == (6 if "moe" in name else 0)
+
+
+def as_granite_4(out: Path, rope: str) -> Path:
+    """The tiny Granite 3 as the class of Granite 4 says it: attention in all layers."""
+    sizes = {
+        "shared_intermediate_size": 96,
+        "num_local_experts": 0,
+        "position_embedding_type": rope,
+    }
+    named = {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"] * 6}
+    hf, found = folder("tiny2/granite", out, {**sizes, **named}), {}
+    for name, t in load_file(hf / "model.safetensors").items():
+        lead, _, part = name.partition(".mlp.")
+        if part == "gate_proj.weight":
+            up = load_file(hf / "model.safetensors")[f"{lead}.mlp.up_proj.weight"]
+            found[f"{lead}.shared_mlp.input_linear.weight"] = np.concatenate([t, up])
+        elif part == "down_proj.weight":
+            found[f"{lead}.shared_mlp.output_linear.weight"] = t
+        elif not part:
+            found[name] = t
+    save_file(found, hf / "model.safetensors")
+    return hf
+
+
+def test_a_granite_4_of_attention_alone_is_a_granite_3(tmp_path: Path) -> None:
+    """As llama.cpp's converter has it; one that does not turn keeps to that in its GGUF file."""
+    hf = as_granite_4(tmp_path / "hf", "rope")
+    assert open_model(hf).config.architecture == "granite"
+    assert error(hf, "tiny2/granite") < TOLERANCE
+    for rope in ("rope", "nope"):
+        model = open_model(as_granite_4(tmp_path / rope, rope))
+        model_to_gguf(model, tmp_path / f"{rope}.gguf", "f32")
+        again = open_model(tmp_path / f"{rope}.gguf").config
+        assert again.architecture == "granite"
+        assert [again.rope_of(i) is not None for i in range(6)] == [rope == "rope"] * 6
 
 
 @pytest.mark.parametrize("told", [True, False, None])
@@ -234,6 +312,7 @@ def test_all_layers_of_exaone_4_turn_where_none_slides(tmp_path: Path) -> None:
 
 
 THETA = {"rope_type": "default"}
+LINEAR = "linear_attention"
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
     ("tiny2/ministral3", {"rms_norm_eps": 1e-5, "head_dim": 128}),
@@ -290,6 +369,19 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
                           "linear_conv_kernel_dim": 4, "num_experts_per_tok": 10,
                           "norm_topk_prob": True}),
     ("tiny/qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": False}),
+    ("tiny2/granite_hybrid", {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256}),
+    ("tiny2/granite_hybrid", {"mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2}),
+    ("tiny2/granite_hybrid", {"attention_multiplier": 1.0, "shared_intermediate_size": 1024}),
+    ("tiny2/granite_hybrid", {"time_step_limit": [0.0, float("inf")], "layer_types": [LINEAR] * 6}),
+    ("tiny2/granite_hybrid_moe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    ("tiny2/falcon_h1", {"mamba_d_head": "auto", "mamba_d_conv": 4}),
+    ("tiny2/falcon_h1", {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}),
+    ("tiny2/falcon_h1", {"key_multiplier": 1.0, "ssm_in_multiplier": 1.0, "rms_norm_eps": 1e-5}),
+    ("tiny2/falcon_h1", {"lm_head_multiplier": 1.0, "embedding_multiplier": 1.0}),
+    ("tiny2/nemotron_h", {"layer_norm_epsilon": 1e-5, "n_groups": 8, "ssm_state_size": 128}),
+    ("tiny2/nemotron_h", {"mamba_num_heads": 128, "mamba_head_dim": 64, "conv_kernel": 4}),
+    ("tiny2/nemotron_h_moe", {"norm_topk_prob": True, "routed_scaling_factor": 1.0}),
+    ("tiny2/nemotron_h_moe", {"num_experts_per_tok": 2, "head_dim": 128}),
     *((f"tiny/{n}", {"use_sliding_window": False}) for n in ("qwen2_bias", "qwen3_qknorm")),
 )  # fmt: skip
 
@@ -339,6 +431,18 @@ def test_layers_that_only_draft_may_be_left_out(
     drafting = {f"{n}.weight": tensors["model.norm.weight"] for n in names}
     save_file({**tensors, **drafting}, hf / "model.safetensors")
     assert error(hf, name) < TOLERANCE
+
+
+def test_sizes_that_falcon_h1_leaves_out() -> None:
+    values = json.loads((GOLDEN / "tiny2" / "falcon_h1" / "config.json").read_text())
+    told = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_ssm": 1024}
+    for key, value in told.items():
+        unsaid = {k: v for k, v in values.items() if k != key}
+        assert config_from_hf(FALCON_H1, unsaid) == config_from_hf(
+            FALCON_H1, {**values, key: value}
+        )
+    wide = {**values, "mamba_d_ssm": None, "mamba_d_head": "auto", "mamba_n_heads": 8}
+    assert config_from_hf(FALCON_H1, wide).linear_inner_size == 2 * values["hidden_size"]
 
 
 def test_dense_layers_are_told_by_number_or_by_kind(tmp_path: Path) -> None:

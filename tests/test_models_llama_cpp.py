@@ -44,12 +44,13 @@ pytest.importorskip("xllamacpp")
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
-    "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/gemma2",
-    "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe",
-    "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite",
-    "tiny2/hunyuan_v1_dense", "tiny2/lfm2", "tiny2/lfm2_moe", "tiny2/ministral3",
-    "tiny2/mixtral", "tiny2/olmo2", "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5",
-    "tiny2/qwen3_5_moe", "tiny2/qwen3_next", "tiny2/seed_oss", "tiny2/smollm3",
+    "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/falcon_h1",
+    "tiny2/gemma2", "tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe",
+    "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid",
+    "tiny2/granite_hybrid_moe", "tiny2/hunyuan_v1_dense", "tiny2/lfm2", "tiny2/lfm2_moe",
+    "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron_h", "tiny2/nemotron_h_moe", "tiny2/olmo2",
+    "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/seed_oss", "tiny2/smollm3",
 )  # fmt: skip
 NEW, END, CONTEXT = 24, 257, 256
 PLAIN = {
@@ -264,6 +265,21 @@ def test_llama_cpp_says_the_same_of_a_glm_4_5_without_norms_of_heads(tmp_path: P
     assert len(given) - len(left) == 2 * 6
     save_file(left, hf / "model.safetensors")
     same_next(f"tiny2/{LARGE}", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
+
+
+def test_llama_cpp_norms_the_values_of_falcon_h1_alike(tmp_path: Path) -> None:
+    """Where a checkpoint has a norm there; the golden one has none."""
+    hf = tmp_path / "hf"
+    shutil.copytree(GOLDEN / "tiny2" / "falcon_h1", hf)
+    config = json.loads((hf / "config.json").read_text())
+    normed = {**config, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    (hf / "config.json").write_text(json.dumps(normed))
+    tensors, rng = load_file(hf / "model.safetensors"), np.random.default_rng(5)
+    for i in range(config["num_hidden_layers"]):
+        values = 1 + rng.normal(size=config["mamba_d_ssm"]) / 4
+        tensors[f"model.layers.{i}.mamba.norm.weight"] = values.astype(np.float16)
+    save_file(tensors, hf / "model.safetensors")
+    same_next("tiny2/falcon_h1", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
 
 
 @pytest.mark.parametrize("trained", [CONTEXT, CONTEXT - 1], ids=["short", "long"])

@@ -103,6 +103,19 @@ def phi3(out: Path, scaling: Mapping[str, Any], trained: int = TRAINED) -> Path:
     return folder("tiny2/phi3", out, {**sizes, "rope_parameters": rope})
 
 
+def test_layers_that_only_draft_are_no_layers_of_a_hybrid(tmp_path: Path) -> None:
+    """Files tell of them, too, where they tell of each layer."""
+    model = open_model(GOLDEN / "tiny2" / "nemotron_h_moe")
+    model_to_gguf(model, tmp_path / "m.gguf", "f32")
+    c = open_checkpoint(tmp_path / "m.gguf")
+    told, lead = dict(c.metadata), "nemotron_h_moe."
+    told |= {f"{lead}block_count": 8, f"{lead}nextn_predict_layers": 1}
+    for key, value in (("attention.head_count_kv", 2), ("feed_forward_length", 48)):
+        told[f"{lead}{key}"] = [*map(int, told[f"{lead}{key}"]), value]
+    write_gguf(tmp_path / "more.gguf", told, list(c.tensors.values()))
+    assert open_model(tmp_path / "more.gguf").config == open_model(tmp_path / "m.gguf").config
+
+
 def as_converted(model: Model, out: Path) -> Path:
     """Its GGUF file as llama.cpp's converter writes it: no type of scaling, and no factor."""
     model_to_gguf(model, out, "f32")

@@ -27,6 +27,7 @@ CUT = {
     "qwen3.5-0.8b": {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full"]},
     "gemma-3-1b": {"num_hidden_layers": 6},
     "lfm2-1.2b": {"num_hidden_layers": 3, "full_attn_idxs": [2]},
+    "granite-4.0-h-1b": {"num_hidden_layers": 3, "layer_types": ["mamba", "mamba", "attention"]},
     "qwen3-moe-3gb": {"num_hidden_layers": 1, "num_experts": 8},
 }
 

@@ -1,4 +1,4 @@
-"""Layers that carry a state from row to row: short convolutions and gated delta nets.
+"""Layers that carry a state from row to row: short convolutions, gated delta nets and state spaces.
 
 Several texts go on in one step, each from a state of its own: N slots hold one each. Drafts may be
 rejected, so what a text has is kept in two parts: its slot of `state` is that after the rows which
@@ -12,8 +12,10 @@ The reference refuses indices of what there is not; a kernel takes the last row 
 beyond it, and replays no further than to there.
 
 Legend: N slots, T rows, L rows of the log, R most replayed rows, P = K - 1 remembered inputs of a
-convolution, C channels; H heads of values, G heads of keys (head h has those of h mod G), D numbers
-per key, V per value. A row of a delta net is k [G*D], v [H*V], gate [H], beta [H] side by side.
+convolution, C channels; H heads of values, G heads of keys, D numbers per key, V per value. A row
+of a delta net is k [G*D], v [H*V], gate [H], beta [H] side by side; head h has the key of h mod G.
+A state space (Mamba-2) is one that corrects nothing: beta of v is added to the faded state along k,
+whatever k finds there already; H / G heads beside each other share a key.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ import numpy as np
 
 from ggraph.dtype import F32, I32
 from ggraph.errors import InputError
-from ggraph.ops.rules import expect, f32, f64, index_type, owns_all, rank, rule
+from ggraph.ops.rules import expect, f32, f64, flag, index_type, owns_all, rank, rule
 from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
 
 COURSE = "parents replay past"  # sources that say which rows follow which
@@ -206,6 +208,7 @@ def _delta_shapes(state: Tensor, log: Tensor, rows: Tensor) -> int:
 
 def _delta_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     state, log, rows, q, parents, replay, past, certain = sources
+    flag(attrs, "corrects")
     heads = _delta_shapes(state, log, rows)
     _floats(q)
     wanted = (rows.shape[0], heads, state.shape[2])
@@ -214,51 +217,59 @@ def _delta_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     return Meta((rows.shape[0], state.shape[1], state.shape[3]), F32)
 
 
+def _by_head(keys: Array, heads: int, corrects: bool) -> Array:
+    """Of keys or queries [G, D] each head's own: [H, D]."""
+    h, g = np.arange(heads), len(keys)
+    return f64(keys)[h % g if corrects else h * g // heads]
+
+
 def _parts(row: Array, shape: tuple[int, ...]) -> tuple[Array, Array, Array, Array]:
-    """k [H, D], v [H, V], gate [H] and beta [H] of one row."""
+    """k [G, D], v [H, V], gate [H] and beta [H] of one row."""
     h, d, v = shape
     at = row.size - h * v - 2 * h
-    k = f64(row[:at]).reshape(-1, d)
-    each = k[np.arange(h) % len(k)]
-    rest = f64(row[at:])
-    return each, rest[: h * v].reshape(h, v), rest[h * v : h * v + h], rest[h * v + h :]
+    k, rest = row[:at].reshape(-1, d), f64(row[at:])
+    return k, rest[: h * v].reshape(h, v), rest[h * v : h * v + h], rest[h * v + h :]
 
 
-def _advance(s: Array, row: Array) -> Array:
-    """The state [H, D, V] after a row: faded by the gate, then corrected towards v along k."""
-    k, v, gate, beta = _parts(row, s.shape)
+def _advance(s: Array, row: Array, corrects: bool) -> Array:
+    """The state [H, D, V] after a row: faded by the gate, then v is added along k, or what is found
+    there is corrected towards it."""
+    keys, v, gate, beta = _parts(row, s.shape)
+    k = _by_head(keys, len(s), corrects)
     faded = s * np.exp(gate)[:, None, None]
-    missing = (v - np.einsum("hd,hdv->hv", k, faded)) * beta[:, None]
+    missing = (v - np.einsum("hd,hdv->hv", k, faded) if corrects else v) * beta[:, None]
     after: Array = faded + k[:, :, None] * missing[:, None, :]
     return after
 
 
-def _begun(state: Array, log: Array, replay: Array, past: Array, slot: int) -> Array:
+def _begun(
+    state: Array, log: Array, replay: Array, past: Array, slot: int, corrects: bool
+) -> Array:
     """A slot's state after the replayed rows."""
     s = f64(state[slot]) if int(past[slot]) else np.zeros(state.shape[1:])
     for row in _replayed(log, replay[slot]):
-        s = _advance(s, row)
+        s = _advance(s, row, corrects)
     return s
 
 
 def _delta(
     state: Array, log: Array, rows: Array, q: Array, parents: Array, replay: Array, past: Array,
-    certain: Array,
+    certain: Array, *, corrects: bool,
 ) -> Array:  # fmt: skip
     made: list[Array] = []
     heads, v = state.shape[1], state.shape[3]
     y, slots = np.zeros((len(rows), heads, v), np.float32), _slots(state, parents)
-    each = np.arange(heads) % q.shape[1]
     for t, row in enumerate(rows):
         new = parents[t] < 0
-        s = _begun(state, log, replay, past, slots[t]) if new else made[parents[t]]
-        made.append(_advance(s, row))
-        y[t] = np.einsum("hd,hdv->hv", f64(q[t])[each], made[t])
+        s = _begun(state, log, replay, past, slots[t], corrects) if new else made[parents[t]]
+        made.append(_advance(s, row, corrects))
+        y[t] = np.einsum("hd,hdv->hv", _by_head(q[t], heads, corrects), made[t])
     return y
 
 
 def _delta_next_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     state, log, rows, parents, replay, past, certain = sources
+    flag(attrs, "corrects")
     _delta_shapes(state, log, rows)
     owns_all(state)
     _course(state, rows.shape[0], parents, replay, past, certain)
@@ -267,13 +278,13 @@ def _delta_next_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 def _delta_next(
     state: Array, log: Array, rows: Array, parents: Array, replay: Array, past: Array,
-    certain: Array,
+    certain: Array, *, corrects: bool,
 ) -> Array:  # fmt: skip
     _slots(state, parents)
     for slot, last in enumerate(certain):
-        s = _begun(state, log, replay, past, slot)
+        s = _begun(state, log, replay, past, slot, corrects)
         for t in _path(parents, int(last)):
-            s = _advance(s, rows[t])
+            s = _advance(s, rows[t], corrects)
         state[slot] = s
     return state
 
@@ -286,13 +297,14 @@ def _delta_cost(t: Tensor) -> Cost:
 
 def _delta_examples(after: bool) -> tuple[Example, ...]:
     def example(
-        shape: tuple[int, int, int, int], keys: int, t: int, log: int, past: str
+        shape: tuple[int, ...], keys: int, t: int, log: int, past: str, corrects: bool = True
     ) -> Example:
         n, h, d, v = shape
         width = keys * d + h * v + 2 * h
         rows = (Arg(shape), Arg((log, width), fill="small"), Arg((t, width), fill="small"))
         q = () if after else (Arg((t, keys, d)),)
-        return Example((*rows, *q, *_course_args(n, t, log, past, True)), tolerance=2e-5)
+        args = (*rows, *q, *_course_args(n, t, log, past, True))
+        return Example(args, {"corrects": corrects}, tolerance=2e-5)
 
     return (
         example((1, 4, 16, 16), 2, 5, 6, "ids:9"),
@@ -301,6 +313,9 @@ def _delta_examples(after: bool) -> tuple[Example, ...]:
         example((1, 1, 1, 1), 1, 1, 1, "ids:1"),
         example((3, 4, 16, 16), 2, 0, 6, "ids:9"),
         example((5, 2, 8, 64), 1, 16, 6, "ids:2"),
+        example((2, 6, 20, 24), 3, 9, 4, "ids:2", False),
+        example((1, 4, 16, 8), 1, 5, 6, "ids:9", False),
+        example((2, 2, 3, 5), 2, 3, 4, "ids:9", False),
     )
 
 
@@ -308,7 +323,7 @@ DELTA_NET = register(
     OpSpec(
         "delta_net",
         infer=rule("delta_net", f"state log rows q {COURSE} certain", _delta_rule),
-        reference=lambda *a: f32(_delta(*a)),
+        reference=lambda *a, corrects: f32(_delta(*a, corrects=corrects)),
         ggml="GATED_DELTA_NET",
         cost=_delta_cost,
         examples=_delta_examples(False),
@@ -355,24 +370,26 @@ def ssm_conv_next(
 
 def delta_net(
     state: Tensor, log: Tensor, rows: Tensor, q: Tensor, parents: Tensor, replay: Tensor,
-    past: Tensor, certain: Tensor, *, name: str = "",
+    past: Tensor, certain: Tensor, *, corrects: bool = True, name: str = "",
 ) -> Tensor:  # fmt: skip
     """What q [T, G, D] finds in its text's state after each row: f32 [T, H, V].
 
-    state [N, H, D, V], log [L, W], rows [T, W] f32; after a row S = e^gate S + k (v - k S) beta.
-    `certain` i32 [N] has no part in what is found: with it a device comes by what `delta_net_next`
-    of the same sources asks for on its way through the rows.
-    ggml: GGML_OP_GATED_DELTA_NET, which scales q itself. Errors: ShapeError. Source: Yang et al.,
-    arXiv 2412.06464.
+    state [N, H, D, V], log [L, W], rows [T, W] f32; after a row S = e^gate S + k (v - k S) beta, or
+    S = e^gate S + k v beta unless it `corrects`. `certain` i32 [N] has no part in what is found:
+    with it a device comes by what `delta_net_next` of the same sources asks for on its way through
+    the rows. ggml: GGML_OP_GATED_DELTA_NET, which scales q itself, and GGML_OP_SSM_SCAN. Errors:
+    ShapeError. Sources: Yang et al., arXiv 2412.06464; Dao and Gu, arXiv 2405.21060.
     """
-    return apply("delta_net", state, log, rows, q, parents, replay, past, certain, name=name)
+    sources = state, log, rows, q, parents, replay, past, certain
+    return apply("delta_net", *sources, name=name, corrects=corrects)
 
 
 def delta_net_next(
     state: Tensor, log: Tensor, rows: Tensor, parents: Tensor, replay: Tensor, past: Tensor,
-    certain: Tensor, *, name: str = "",
+    certain: Tensor, *, corrects: bool = True, name: str = "",
 ) -> Tensor:  # fmt: skip
     """Each slot's state after replayed rows and those up to certain i32 [N] of `rows`; overwrites
-    it. No ggml peer (its op gives both). Sources as in `delta_net`. Errors: ShapeError.
+    it. No ggml peer (its ops give both). Sources as in `delta_net`. Errors: ShapeError.
     """
-    return apply("delta_net_next", state, log, rows, parents, replay, past, certain, name=name)
+    sources = state, log, rows, parents, replay, past, certain
+    return apply("delta_net_next", *sources, name=name, corrects=corrects)

@@ -37,7 +37,8 @@ FILE_TYPES = {
 }  # fmt: skip
 _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
-    "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight",
+    "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight", ".ssm_a",
+    ".ssm_d",
 )  # fmt: skip
 _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 

@@ -8,7 +8,10 @@ from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import carries, nets
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.ops.recurrent import key_heads
+from ggraph.ops.rules import flag
 
+# By whether a net corrects: the kernels of what queries find, and of the states after the step.
+NETS = {True: ("delta_net", "delta_net_next"), False: ("state_space", "state_space_next")}
 COURSE = "parents", "replay", "past", "certain"  # the last of those that overwrite
 
 
@@ -44,7 +47,7 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
 
 
 def _sizes(x: Launch) -> dict[str, Any]:
-    """The sizes of a delta net."""
+    """The sizes of a net."""
     state, width = x.sources[0].tensor, x.sources[2].tensor.shape[1]
     _, heads, d, v = state.shape
     return {"heads": heads, "groups": key_heads(state, width), "d": d, "v": v, "width": width}
@@ -58,7 +61,8 @@ def delta_net(low: Lowering, x: Launch) -> bool:
     made = [s for s in x.scratch.values() if not s.ready]
     given = {"rows": low.at(rows), "q": low.at(q), **_course(low, x, course)}
     ends = made[0] if made else 0
-    low.add("delta_net", makes=made, result=True, ends=ends, **_sizes(x), **given)
+    kernel, _ = NETS[flag(x.result.tensor.attrs, "corrects")]
+    low.add(kernel, makes=made, result=True, ends=ends, **_sizes(x), **given)
     return True
 
 
@@ -70,5 +74,6 @@ def delta_net_next(low: Lowering, x: Launch) -> bool:
     known = [s for s in x.scratch.values() if s.ready]
     given = {"rows": low.at(rows), **_course(low, x, course)}
     ends = known[0] if known else 0
-    low.add("delta_net_next", uses=known, ends=ends, **_sizes(x), **given)
+    _, kernel = NETS[flag(x.result.tensor.attrs, "corrects")]
+    low.add(kernel, uses=known, ends=ends, **_sizes(x), **given)
     return True

@@ -372,10 +372,10 @@ RULES: dict[str, Rule] = {
     "rows_": _table, "gather_": _gather, "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
     "native": _native,
     "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
-    "top_k_": _row_by_row,
-    "solve_tri": _solve, "enlarge": _enlarge,
+    "top_k_": _row_by_row, "solve_tri": _solve, "enlarge": _enlarge,
     "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
     "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
+    "state_space": _delta, "state_space_next": _delta_next,
 }  # fmt: skip
 
 

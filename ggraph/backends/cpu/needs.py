@@ -25,6 +25,7 @@ from ggraph.backends.cpu.tiles import (
 from ggraph.device import Need
 from ggraph.dtype import A8, BF16, F16, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.ops.rules import flag
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -285,7 +286,8 @@ def _state_needs(t: Tensor) -> tuple[Need, ...]:
     if t.sources[2].shape[0] < 2:
         return ()
     course = range(len(t.sources) - 4, len(t.sources))
-    return (Need("ends", t.sources[0].nbytes, (0, 1, 2, *course)),)
+    how = "corrected" if flag(t.attrs, "corrects") else "added"
+    return (Need("ends", t.sources[0].nbytes, (0, 1, 2, *course), how=how),)
 
 
 def _joined_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:

@@ -1,10 +1,11 @@
-"""Kernels of gated delta nets, whose state is a matrix per head.
+"""Kernels of gated delta nets and of state spaces, whose state is a matrix per head.
 
 Legend: as in `courses.py`; H heads of values, G of keys, D numbers per key, V per value.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
@@ -24,6 +25,7 @@ from ggraph.backends.cpu.simd import F32, I64, Kernel, Val, Var, kernel, vec
 MAX_KEY = 256  # numbers of a key
 TURNS = 4  # totals of a sum: one alone would wait for itself
 ABREAST = 4  # vectors of columns: between two rows all of them wait for the same sums
+FEWER = ABREAST, 2, 1  # as many where values have no such width: Nemotron has some of 80 numbers
 NET = "state log rows y ends parents replay past certain slots m heads groups d v width r limit"
 
 Sums = list[Val]  # of some columns
@@ -35,6 +37,7 @@ class _Tile:
     each of its d rows. What happens to a column is the same whatever stands beside it."""
 
     k: Kernel
+    corrects: bool
     at: Val
     h: Val
     j: Val
@@ -105,16 +108,24 @@ class _Tile:
             found.append([(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns])
         return found
 
+    def group(self, groups: Val) -> Val:
+        """Whose keys and queries this head has."""
+        return self.h % groups if self.corrects else self.h * groups // self.k.arg("heads")
+
     def key(self, row: Val) -> Val:
         """Where the key of this head's values begins in a row."""
         d, groups = self.k.words("d groups")
-        return self.k.opaque(row + (self.h % groups) * d * 4)
+        return self.k.opaque(row + self.group(groups) * d * 4)
 
     def _add(self, vector: Val, i: Val, held: Sequence[Val], sums: Sequence[Var]) -> None:
         """What number i of a vector finds in row i of the state."""
         share = words.broadcast(self.k, vector + i * 4, self.lanes)
         for total, own in zip(sums, held, strict=True):
             total.value = words.fma(self.k, own, share, total.value)
+
+    def known(self, row: Val) -> Sums:
+        """What a row's key finds in the state, of a net that corrects it."""
+        return self.find(self.key(row)) if self.corrects else []
 
     def find(self, vector: Val) -> Sums:
         """What a vector of d numbers finds in the state."""
@@ -133,7 +144,10 @@ class _Tile:
         fade = k.splat(k.lane(gate, 0), self.lanes)
         beta = words.broadcast(k, gates + (heads + self.h) * 4, self.lanes)
         told = self.vectors(values + (self.h * v + self.j) * 4)
-        change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
+        if self.corrects:
+            change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
+        else:
+            change = [t * beta for t in told]
 
         def each(i: Val, sums: Sequence[Sequence[Var]]) -> None:
             share = words.broadcast(k, key + i * 4, self.lanes)
@@ -147,7 +161,7 @@ class _Tile:
 
     def advance(self, row: Val) -> None:
         """The state after a row."""
-        self.correct(row, self.find(self.key(row)))
+        self.correct(row, self.known(row))
 
     def base(self, slot: Val) -> None:
         """A slot's state after the replayed rows."""
@@ -165,9 +179,10 @@ def _set(variables: Sequence[Var], values: Sums) -> None:
         variable.value = value
 
 
-def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
+def _tiles(k: Kernel, corrects: bool, body: Callable[[_Tile], None]) -> None:
     """`body(tile)` for this thread's share: some of the widest vectors beside each other, so that
-    whole lines of memory are used up, or eight columns where values have no such width."""
+    whole lines of memory are used up, or eight columns where values have no such width. Only state
+    spaces take widths between: no delta net is known that needs one."""
     heads, v = k.words("heads v")
     room = k.scratch(MAX_KEY * 4 * ABREAST * k.isa.lanes)
 
@@ -175,13 +190,20 @@ def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
         width = lanes * count
         for item in k.share(heads * (v // width)):
             h, j = item // (v // width), item % (v // width) * width
-            body(_Tile(k, room, h, j, lanes, count))
+            body(_Tile(k, corrects, room, h, j, lanes, count))
 
-    with k.if_else((v % (ABREAST * k.isa.lanes)).eq(0)) as (wide, narrow):
-        with wide:
-            shared(k.isa.lanes, ABREAST)
-        with narrow:
+    def widest(counts: Sequence[int]) -> None:
+        """As many vectors as values are made of, most first, or eight columns."""
+        if not counts:
             shared(8, 1)
+            return
+        with k.if_else((v % (counts[0] * k.isa.lanes)).eq(0)) as (fits, odd):
+            with fits:
+                shared(k.isa.lanes, counts[0])
+            with odd:
+                widest(counts[1:])
+
+    widest([ABREAST] if corrects else [n for n in FEWER if n * k.isa.lanes > 8])
 
 
 def _row_of(k: Kernel, t: Val) -> Val:
@@ -195,8 +217,7 @@ def _walked(k: Kernel, tile: _Tile, slot: Val, last: Val) -> None:
     walk(k, last, MAX_ROWS, lambda _: tile.base(slot), lambda t: tile.advance(_row_of(k, t)))
 
 
-@kernel("q " + NET)
-def delta_net(k: Kernel) -> None:
+def _net(k: Kernel, corrects: bool) -> None:
     """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
     slots that the step changes = what delta_net_next makes of them."""
     q, y, ends, m, heads, groups, d, v = k.words("q y ends m heads groups d v")
@@ -219,28 +240,31 @@ def delta_net(k: Kernel) -> None:
         for t in k.loop(0, m):
             moved = follow(k, t, last, MAX_ROWS, tile.base, lambda t: tile.advance(_row_of(k, t)))
             row = _row_of(k, t)
-            with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
-                _set(known, tile.find(tile.key(row)))
+            if corrects:
+                with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
+                    _set(known, tile.known(row))
             held = [v.value for v in known]
-            asked = k.opaque(q + (t * groups + tile.h % groups) * d * 4)
+            asked = k.opaque(q + (t * groups + tile.group(groups)) * d * 4)
             given = y + ((t * heads + tile.h) * v + tile.j) * 4
-            with k.if_else(t + 1 < m) as (more, end):
-                with more:  # what the next row's key finds is found on the way
-                    told, after = tile.correct(row, held, asked, tile.key(_row_of(k, t + 1)))
-                    tile.store(given, told)
-                    _set(known, after)
-                    asked_for.value = t + 1
-                with end:
-                    tile.store(given, tile.correct(row, held, asked)[0])
+            if corrects:
+                with k.if_else(t + 1 < m) as (more, end):
+                    with more:  # what the next row's key finds is found on the way
+                        told, after = tile.correct(row, held, asked, tile.key(_row_of(k, t + 1)))
+                        tile.store(given, told)
+                        _set(known, after)
+                        asked_for.value = t + 1
+                    with end:
+                        tile.store(given, tile.correct(row, held, asked)[0])
+            else:
+                tile.store(given, tile.correct(row, held, asked)[0])
             slot = k.load(owner + t * 8, I64)
             with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
                 tile.leave(ends, slot)
 
-    _tiles(k, found)
+    _tiles(k, corrects, found)
 
 
-@kernel(NET)
-def delta_net_next(k: Kernel) -> None:
+def _net_next(k: Kernel, corrects: bool) -> None:
     """y, the state's own bytes = each slot's state after the rows that are text; they lie at `ends`
     already, unless that is 0."""
     y, ends = k.words("y ends")
@@ -258,4 +282,10 @@ def delta_net_next(k: Kernel) -> None:
 
         each_changed(k, state)
 
-    _tiles(k, after)
+    _tiles(k, corrects, after)
+
+
+kernel("q " + NET, name="delta_net")(partial(_net, corrects=True))
+kernel(NET, name="delta_net_next")(partial(_net_next, corrects=True))
+kernel("q " + NET, name="state_space")(partial(_net, corrects=False))
+kernel(NET, name="state_space_next")(partial(_net_next, corrects=False))

@@ -1,4 +1,4 @@
-"""Layers that carry a state, on CUDA: short convolutions and gated delta nets.
+"""Layers that carry a state, on CUDA: short convolutions, gated delta nets and state spaces.
 
 Legend: m rows, n channels; H heads of values, G of keys, D numbers per key, V per value.
 """
@@ -11,6 +11,7 @@ from ggraph.backends.cuda.lowering import Lowering, Rule
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.dtype import F32, I32
 from ggraph.ops.recurrent import key_heads
+from ggraph.ops.rules import flag
 from ggraph.tensor import Tensor
 
 MOST_TAPS, MOST_KEY, MOST_ROWS, COLUMNS, PARTS = 8, 256, 512, 32, 4  # as in src/recurrent.cu
@@ -65,7 +66,8 @@ def _net(low: Lowering, kernel: str, x: Launch, deep: int, **args: Any) -> None:
     _, heads, d, v = state.shape
     low.call(
         kernel, (heads, -(-v // COLUMNS), deep), PARTS * COLUMNS, rows=low.at(x.sources[2]), m=m,
-        heads=heads, groups=key_heads(state, width), d=d, v=v, width=width, **args,
+        heads=heads, groups=key_heads(state, width), d=d, v=v, width=width,
+        corrects=int(flag(x.result.tensor.attrs, "corrects")), **args,
     )  # fmt: skip
 
 

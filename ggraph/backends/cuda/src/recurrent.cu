@@ -1,10 +1,11 @@
-// Layers that carry a state: short convolutions and gated delta nets.
+// Layers that carry a state: short convolutions, gated delta nets and state spaces, which correct
+// nothing.
 //
 // `ggraph.ops.recurrent` says what the course of a text's rows is: the state that text has for
 // certain, rows of the log that became text, a row's forerunners, the row. One order of operations
 // for all of them: a node of a draft tree gets the bits that it has as text.
 // Legend: N slots with a text's state each, m rows, n channels, L rows of the log, R most replayed rows, P remembered inputs, K = P + 1;
-// H heads of values, G of keys (head h has those of h mod G), D numbers per key, V per value.
+// H heads of values, G of keys, D numbers per key, V per value.
 #include "common.cuh"
 
 #define MOST_TAPS 8
@@ -87,8 +88,13 @@ KERNEL ssm_conv_next(const float* state, const float* log, const float* x, const
 }
 
 struct Net {
-  i64 heads, groups, d, v, width;
+  i64 heads, groups, d, v, width, corrects;
 };
+
+// Whose keys and queries head h has: heads take turns, or in a state space stand together.
+DEV i64 group_of(const Net& net, i64 h) {
+  return net.corrects ? h % net.groups : h * net.groups / net.heads;
+}
 
 // Sum over the PARTS threads of a column, in their order.
 DEV float column_sum(float value, float (*part)[COLUMNS]) {
@@ -101,11 +107,12 @@ DEV float column_sum(float value, float (*part)[COLUMNS]) {
   return total;
 }
 
-// s [D, COLUMNS] after a row: faded by the gate, then corrected towards v along k.
+// s [D, COLUMNS] after a row: faded by the gate, then v is added along k, or what is found there is
+// corrected towards it. Either way all threads meet: who writes a path relies on that.
 DEV void advance(const Net& net, const float* row, float* s, float (*part)[COLUMNS]) {
   const int lane = threadIdx.x % COLUMNS, first = threadIdx.x / COLUMNS;
   const i64 h = blockIdx.x, column = (i64)blockIdx.y * COLUMNS + lane;
-  const float* k = row + h % net.groups * net.d;
+  const float* k = row + group_of(net, h) * net.d;
   const float* v = row + net.groups * net.d + h * net.v;
   const float* gates = row + net.groups * net.d + net.heads * net.v;
   const float fade = expf(gates[h]), beta = gates[net.heads + h];
@@ -115,8 +122,8 @@ DEV void advance(const Net& net, const float* row, float* s, float (*part)[COLUM
     s[d * COLUMNS + lane] = faded;
     sum = fmaf(k[d], faded, sum);
   }
-  const float found = column_sum(sum, part);
-  const float missing = column < net.v ? (v[column] - found) * beta : 0.0f;
+  const float found = column_sum(sum, part), known = net.corrects ? found : 0.0f;
+  const float missing = column < net.v ? (v[column] - known) * beta : 0.0f;
   for (i64 d = first; d < net.d; d += PARTS)
     s[d * COLUMNS + lane] = fmaf(k[d], missing, s[d * COLUMNS + lane]);
 }
@@ -148,10 +155,10 @@ DEV void follow(const Net& net, const float* rows, const int* parents, i64 end, 
 // y [m, H, V]: what q [m, G, D] finds after each row. Grid (H, V / COLUMNS), PARTS * COLUMNS threads.
 KERNEL delta_net(const float* state, const float* log, const float* rows, const float* q,
                  const int* parents, const int* replay, const int* past, float* y, i64 slots, i64 m,
-                 i64 heads, i64 groups, i64 d, i64 v, i64 width, i64 most, i64 limit) {
+                 i64 heads, i64 groups, i64 d, i64 v, i64 width, i64 corrects, i64 most, i64 limit) {
   SHARED float s[MOST_KEY * COLUMNS], part[PARTS][COLUMNS];
   SHARED short path[MOST_ROWS];
-  const Net net = {heads, groups, d, v, width};
+  const Net net = {heads, groups, d, v, width, corrects};
   const int lane = threadIdx.x % COLUMNS, first = threadIdx.x / COLUMNS;
   const i64 h = blockIdx.x, column = (i64)blockIdx.y * COLUMNS + lane;
   i64 last = m;  // the row after which s is
@@ -164,7 +171,7 @@ KERNEL delta_net(const float* state, const float* log, const float* rows, const 
       follow(net, rows, parents, parent, s, part, path);
     }
     advance(net, rows + t * width, s, part);
-    const float* own = q + (t * groups + h % groups) * d;
+    const float* own = q + (t * groups + group_of(net, h)) * d;
     float sum = 0.0f;
     for (i64 i = first; i < d; i += PARTS) sum = fmaf(own[i], s[i * COLUMNS + lane], sum);
     const float found = column_sum(sum, part);
@@ -176,10 +183,11 @@ KERNEL delta_net(const float* state, const float* log, const float* rows, const 
 // y [N, H, D, V]: the states that texts end in. y is the state itself. Grid (H, V / COLUMNS, N).
 KERNEL delta_net_next(const float* state, const float* log, const float* rows, const int* parents,
                       const int* replay, const int* past, const int* certain, float* y, i64 m,
-                      i64 heads, i64 groups, i64 d, i64 v, i64 width, i64 most, i64 limit) {
+                      i64 heads, i64 groups, i64 d, i64 v, i64 width, i64 corrects, i64 most,
+                      i64 limit) {
   SHARED float s[MOST_KEY * COLUMNS], part[PARTS][COLUMNS];
   SHARED short path[MOST_ROWS];
-  const Net net = {heads, groups, d, v, width};
+  const Net net = {heads, groups, d, v, width, corrects};
   const int lane = threadIdx.x % COLUMNS;
   const i64 slot = blockIdx.z, column = (i64)blockIdx.y * COLUMNS + lane;
   const i64 last = last_certain(certain, slot, m);
