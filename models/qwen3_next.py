@@ -67,8 +67,11 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Beta and alpha as one again."""
-    found, (first, second) = qwen35.store(tensors, c), FUSED["ssm_ba"]
+    """Beta and alpha as one again, and no layer that only drafts: llama.cpp would take it for one
+    of the others."""
+    behind = tuple(f"blk.{c.num_hidden_layers + i}." for i in range(c.num_nextn_predict_layers))
+    kept = {n: t for n, t in tensors.items() if not n.startswith(behind)}
+    found, (first, second) = qwen35.store(kept, c), FUSED["ssm_ba"]
     back = np.argsort(np.concatenate(parts(c, "ssm_ba")))
     for name in [n for n in found if n.endswith(f".{first}.weight")]:
         b, a = found.pop(name), found.pop(name.replace(first, second))
@@ -79,8 +82,11 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """As of Qwen3.5, but that it knows no images."""
-    return {**qwen35.keys(c), "rope.dimension_sections": None}
+    """As of Qwen3.5, but that it knows no images and no layers that only draft."""
+    return {
+        **qwen35.keys(replace(c, num_nextn_predict_layers=0)), "rope.dimension_sections": None,
+        "block_count": c.num_hidden_layers, "nextn_predict_layers": None,
+    }  # fmt: skip
 
 
 QWEN3_NEXT = replace(
@@ -89,8 +95,10 @@ QWEN3_NEXT = replace(
         **qwen35.NAMES,
         "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba",
     },
-    sanitize=qwen35.own_values, load=load, store=store, keys=keys, layer=None,
+    sanitize=qwen35.own_values, load=load, store=store, keys=keys,
     fixed={**qwen35.QWEN35.fixed, "norm_topk_prob": (True,)},
     gguf_defaults={"full_attention_interval": qwen35.PERIOD},
-    hf_defaults={**qwen35.QWEN35.hf_defaults, "num_experts_per_tok": 10},
+    hf_defaults={
+        **qwen35.QWEN35.hf_defaults, "num_experts_per_tok": 10, "num_nextn_predict_layers": 1,
+    },
 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from mtp_kit import CALM, EXPERTS, IN_LINE, QWEN, with_draft_layer
+from mtp_kit import CALM, EXPERTS, IN_LINE, NEXT, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from test_models_eagle3 import Scripted
 from test_models_identity import GREEDY, SEEDED, adversaries
@@ -162,7 +162,7 @@ def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
     if name == "tiny2/gemma4_text":
         yield from assisted(golden, ASSISTANT)
     own = name.removeprefix("tiny2/")
-    if own in (QWEN, EXPERTS, *IN_LINE):
+    if own in (QWEN, EXPERTS, NEXT, *IN_LINE):
         path = with_draft_layer(own, folder / "own")
         t = Target(path, prompt, path)
         for words, tree in (("chain", None), ("tree", TREE)):

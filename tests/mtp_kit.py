@@ -15,7 +15,7 @@ from ggraph.tensor import Array
 
 TINY2 = Path(__file__).parent / "golden" / "tiny2"
 QWEN, GLM = "qwen3_5", "glm4_moe_lite"
-EXPERTS, LARGE = "qwen3_5_moe", "glm4_moe"
+EXPERTS, LARGE, NEXT = "qwen3_5_moe", "glm4_moe", "qwen3_next"
 IN_LINE = (GLM, LARGE)  # whose draft layers have the numbers behind the others
 CALM = 0.01  # of what a layer adds
 ADDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
@@ -26,8 +26,9 @@ def with_draft_layer(name: str, folder: Path, seed: int = 0, calm: float = CALM)
     shutil.copytree(TINY2 / name, folder)
     config = json.loads((folder / "config.json").read_text())
     layers = config["num_hidden_layers"]
-    key = "num_nextn_predict_layers" if name in IN_LINE else "mtp_num_hidden_layers"
-    (folder / "config.json").write_text(json.dumps({**config, key: 1}))
+    if name != NEXT:  # whose config says nothing of it
+        config["num_nextn_predict_layers" if name in IN_LINE else "mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
     held = {n: v.astype(np.float32) for n, v in load_file(folder / "model.safetensors").items()}
     held = {n: v * calm if n.endswith(ADDS) else v for n, v in held.items()}
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from identity_kit import calm_pair
-from mtp_kit import EXPERTS, GLM, LARGE, QWEN, with_draft_layer
+from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_models_unsaid import LONGROPE, folder, mixtral, phi3
@@ -249,12 +249,14 @@ def test_llama_cpp_lets_the_same_layers_of_an_exaone_4_slide(tmp_path: Path) -> 
     same_next("tiny2/exaone4", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
 
 
-def test_llama_cpp_passes_over_the_draft_layer_of_a_glm_4_5(tmp_path: Path) -> None:
-    """It knows that there is one, and has no use for it."""
-    hf = with_draft_layer(LARGE, tmp_path / "hf")
+@pytest.mark.parametrize(("name", "written"), [(LARGE, 1), (NEXT, 0)])
+def test_llama_cpp_passes_over_a_draft_layer(name: str, written: int, tmp_path: Path) -> None:
+    """It knows that there is one, and has no use for it; or does not, and none is written."""
+    hf = with_draft_layer(name, tmp_path / "hf")
     path = small_model(tmp_path / "small.gguf", PLAIN, hf, "f32")
-    assert open_model(path).config.num_nextn_predict_layers == 1
-    same_next(f"tiny2/{LARGE}", path)
+    assert open_model(hf).config.num_nextn_predict_layers == 1
+    assert open_model(path).config.num_nextn_predict_layers == written
+    same_next(f"tiny2/{name}", path)
 
 
 def test_llama_cpp_says_the_same_of_a_glm_4_5_without_norms_of_heads(tmp_path: Path) -> None:

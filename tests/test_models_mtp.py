@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hf_folders import byte_level
-from mtp_kit import EXPERTS, GLM, LARGE, QWEN, TINY2, with_draft_layer
+from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, TINY2, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_models_cli import ggraph_here
@@ -62,8 +62,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_drafts_change_no_token_in_chains_and_trees(folder: Path) -> None:
-    made = Made(folder)
-    kept = 0
+    lossless(folder)
+
+
+def lossless(folder: Path) -> None:
+    """Texts with drafts are those without, and drafts are kept."""
+    made, kept = Made(folder), 0
     for prompt in PROMPTS[:2]:
         for config in (GREEDY, SEEDED):
             plain = made.text(prompt, config, 0)
@@ -84,6 +88,15 @@ def test_a_gguf_that_we_wrote_drafts_the_same(folder: Path, tmp_path: Path) -> N
         found.append((texts, made.engine.statistics.accepted, made.engine.statistics.drafted))
         made.session.close()
     assert found[0] == found[1]
+
+
+def test_qwen_3_next_drafts_from_its_folder_alone(tmp_path: Path) -> None:
+    """Its config does not tell of the layer, and llama.cpp knows no file with one."""
+    path, out = with_draft_layer(NEXT, tmp_path / "hf"), tmp_path / "model.gguf"
+    lossless(path)
+    model_to_gguf(open_model(path), out, "f32")
+    assert head_for(path) == path and head_for(out) is None
+    assert open_model(out).config.num_nextn_predict_layers == 0
 
 
 def test_a_layer_without_its_norm_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,11 @@ def test_every_architecture_has_a_row() -> None:
     assert {a.name for a in BUILT_IN} == set(golden)
 
 
+def test_the_first_page_counts_them() -> None:
+    told = f"| models | {len(BUILT_IN)} decoder architectures, text only |"
+    assert told in (ROOT / "README.md").read_text()
+
+
 def test_every_row_is_within_the_bars() -> None:
     for _, name, folder, gguf, _, numpy, cuda in ROWS:
         assert max(float(folder), float(gguf)) < TOLERANCE, name
@@ -31,7 +36,7 @@ def test_every_row_is_within_the_bars() -> None:
 
 
 def test_no_drafter_changes_a_text_of_any_architecture() -> None:
-    own = ("Gemma4", "Glm4Moe", "Glm4MoeLite", "Qwen3_5", "Qwen3_5Moe")
+    own = ("Gemma4", "Glm4Moe", "Glm4MoeLite", "Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
     for _, name, *cells in DRAFTED:
         has = name.removesuffix("ForCausalLM") in own
         assert [c == "-" for c in cells[-2:]] == [not has] * 2, name
