@@ -358,3 +358,9 @@ def test_names_of_files_are_no_markup(model: Path, tmp_path: Path) -> None:
     odd.symlink_to(model)
     done = python("-m", "models", "eagle3", "-m", odd, "-n", "2", "--temp", "0", "a")
     assert "no EAGLE-3 head for m[red]x: drafting with suffix" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a:snake:b.gguf", "a[b]c.gguf", "a\\[b.gguf", "1.5e3 'x'"])
+def test_an_error_names_a_file_as_it_is_called(name: str) -> None:
+    """rich makes pictures of `:snake:`, and does so without its markup, too."""
+    assert refused_here("generate", "-m", name, "hi") == f"ggraph: no model at {name}\n"

@@ -163,8 +163,8 @@ class ModelOptions(ServedModel):
 
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Text as it is: what files and models are called is no markup."""
-    return Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False)
+    """Text as it is: what files and models are called is no markup, and no code of a picture."""
+    return Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
 def notes() -> Console:
