@@ -8,6 +8,7 @@ Nothing here reorders or retries: that is the pipeline's.
 
 from collections.abc import Mapping
 from math import inf
+from typing import TYPE_CHECKING
 
 from ggraph.alloc import hb
 from ggraph.alloc.arena_blocks import Blocks, make_blocks
@@ -19,10 +20,15 @@ from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_larg
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, fitting_edges, ordering_offers, peak_bytes
 from ggraph.alloc.precedence import Ints, precedence
-from ggraph.alloc.search import offline
 from ggraph.alloc.tenants import tenants
 from ggraph.errors import AllocError
+from ggraph.lazy import lazy
 from ggraph.plan import MemoryMap, Schedule
+
+if TYPE_CHECKING:
+    from ggraph.alloc.search import offline
+else:
+    offline = lazy("ggraph.alloc.search.offline")
 
 __all__ = [
     "MODES",

@@ -8,21 +8,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ggraph import InputError
 from ggraph.env import MOST_THREADS
 from ggraph.errors import CacheWarning
+from ggraph.lazy import lazy
 
 from ..run.fetch import fetch_default
 from ..run.hub import fetch_hub
 from ..run.load import Loaded, device_names, load
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
+
+if TYPE_CHECKING:
+    from rich import progress
+else:
+    progress = lazy("rich.progress")
 
 HfRepo = Annotated[
     str | None,
@@ -269,14 +274,15 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 
         yield tell
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=notes(), transient=True) as progress:
+    said = progress.TextColumn("{task.description}")
+    columns = (said, progress.BarColumn(), progress.DownloadColumn())
+    with progress.Progress(*columns, console=notes(), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(f"{what} the default model", total=total)
-            progress.update(tasks[what], completed=done)
+                tasks[what] = bar.add_task(f"{what} the default model", total=total)
+            bar.update(tasks[what], completed=done)
 
         yield report
 
