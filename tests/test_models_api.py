@@ -15,6 +15,12 @@ from models.bench.spec import read_prompts
 from models.cli.bench import PROMPTS
 from models.run.generation import Generation
 
+HEAVY = {
+    "difflib", "ggraph.alloc.search.offline", "html", "importlib.metadata", "jinja2",
+    "llvmlite.binding", "logging", "networkx", "numba", "numpy.random", "pydantic", "starlette",
+    "statistics", "subprocess", "zipfile",
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,9 +54,16 @@ def test_the_name_is_the_same_in_a_clone(model: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]", "nothing is loaded twice under two names"
 
 
-def test_what_most_runs_do_not_touch_is_not_imported() -> None:
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("models.run.load", HEAVY),
+        ("models.cli.generate", HEAVY - {"difflib", "subprocess"} | {"rich.progress"}),  # typer's
+    ],
+)
+def test_what_most_runs_do_not_touch_is_not_imported(module: str, heavy: set[str]) -> None:
     """Each takes memory of every process: 0.2 to 30 MB."""
-    code = "import sys, models.run.load; print(*sys.modules)"
+    code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -59,11 +72,6 @@ def test_what_most_runs_do_not_touch_is_not_imported() -> None:
         timeout=300,
         check=True,
     )
-    heavy = {
-        "difflib", "html", "importlib.metadata", "jinja2", "llvmlite.binding", "logging",
-        "networkx", "numba", "numpy.random", "pydantic", "starlette", "statistics", "subprocess",
-        "zipfile",
-    }  # fmt: skip
     assert not heavy & set(done.stdout.split())
 
 
