@@ -96,13 +96,12 @@ class Graph:
         if not isinstance(heirs, Mapping) or not heirs.keys() <= self._named.keys():
             raise GraphError(f"replace: {shown(heirs)}: expected heirs by names of this graph")
         _tensors(heirs.values(), "heirs")
-        done: dict[str, Tensor] = {}
-        fresh: dict[Tensor, Tensor] = {}
+        new: dict[Tensor, Tensor] = {}
         with unscoped():
             for t in self.tensors:
-                done[t.name] = _follow(t, heirs, done, fresh)
-        outputs = {t.name: done[t.name] for t in self.outputs}
-        also = [done[t.name] for t in self.updates.values() if not t.is_leaf]
+                new[t] = _follow(heirs.get(t.name, t), new)
+        outputs = {t.name: new[t] for t in self.outputs}
+        also = [new[t] for t in self.updates.values() if not t.is_leaf]
         return Graph.of(outputs, also=also, name=self.name)
 
     def users(self) -> dict[str, list[Tensor]]:
@@ -126,23 +125,11 @@ class Graph:
         return "\n".join([f"graph {self.name}", *("  " + line(t) for t in self.tensors)])
 
 
-def _follow(
-    t: Tensor, heirs: Mapping[str, Tensor], done: Mapping[str, Tensor], fresh: dict[Tensor, Tensor]
-) -> Tensor:
-    """`t`, or its heir, with sources and viewed tensors taken from what is done already.
-
-    `fresh` holds what was made of new tensors: heirs may share them.
-    """
-    if t.name in heirs:
-        heir = heirs[t.name]
-        return done[heir.name] if heir.name in done else _follow(heir, {}, done, fresh)
-    if t in fresh:
-        return fresh[t]
-    sources = [
-        done[s.name] if s.name in done else _follow(s, heirs, done, fresh) for s in t.sources
-    ]
-    fresh[t] = made = over(t, tuple(sources))
-    return made
+def _follow(t: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
+    """What `t` has become: itself over what its sources have."""
+    if t not in new:
+        new[t] = over(t, tuple([_follow(s, new) for s in t.sources]))
+    return new[t]
 
 
 def over(t: Tensor, sources: tuple[Tensor, ...]) -> Tensor:

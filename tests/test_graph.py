@@ -8,6 +8,7 @@ from ggraph.dtype import F16, F32, I32, I64, Q4_0
 from ggraph.errors import GraphError, ShapeError
 from ggraph.face import scope
 from ggraph.graph import Graph
+from ggraph.ops.evaluate import evaluate
 from ggraph.ops.recurrent import ssm_conv, ssm_conv_next
 from ggraph.ops.rows import set_rows
 from ggraph.tensor import Kind, Tensor, contiguous, input, leaf, state, weight
@@ -172,6 +173,24 @@ def test_behind_an_heir_of_another_shape_rules_are_asked_again() -> None:
     assert g["y"].shape == (1, 3)
     with pytest.raises(ShapeError):
         g.replace({"old": input("wide", (4, 5))})
+
+
+@pytest.mark.parametrize("taken", ["x", "a", "y"])
+def test_an_heir_that_has_the_name_of_another_tensor_is_not_that_tensor(taken: str) -> None:
+    x = input("x", (4,))
+    g = Graph.of({"y": ops.scale(x, 2.0, name="a") + ops.scale(x, 3.0, name="b")})
+    with pytest.raises(GraphError, match=f"two tensors are called '{taken}'"):
+        g.replace({"b": ops.scale(g["x"], 5.0, name=taken)})
+
+
+def test_an_heir_may_need_what_it_replaces_and_what_others_replace() -> None:
+    x = input("x", (4,))
+    a = ops.scale(x, 2.0, name="a")
+    g = Graph.of({"y": ops.scale(a, 3.0, name="b") + a})
+    b = ops.scale(g["b"], 5.0, name="b2") + g["a"]  # its `b` is the one of before
+    new = g.replace({"a": ops.scale(g["x"], 7.0, name="a7"), "b": b})
+    values = evaluate(new, {"x": np.ones(4, np.float32)})
+    assert np.array_equal(values["y"], np.full(4, 5 * 3 * 7 + 7 + 7, np.float32))
 
 
 def test_what_is_replaced_in_a_scope_keeps_its_names() -> None:
