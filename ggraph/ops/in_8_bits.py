@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ggraph.dtype import A8, F32
-from ggraph.graph import Graph
+from ggraph.graph import Graph, over
 from ggraph.tensor import Kind, Tensor, apply, leaf
 
 QUANTISED_PARTS = {
@@ -26,29 +26,24 @@ def quantise_activations(
     if "quantise" not in known:
         return graph
     users = graph.users()
-    products = {t.name for t in graph.nodes if _takes_8_bits(t) and runs(_over(t, _rows_of(t)))}
+    tried = {t.name: _of_8_bits(t) for t in graph.nodes if _takes_8_bits(t)}
+    products = {name: p for name, p in tried.items() if runs(p)}
     made: dict[str, Tensor] = {}
     heirs: dict[str, Tensor] = {}
-    for t in graph.nodes:
-        if t.name not in products:
-            continue
-        x = t.sources[1]
+    for name, product in products.items():
+        w, x, *rest = graph[name].sources
         if x.name not in made:
             only = not x.is_output and all(u.name in products for u in users[x.name])
             made[x.name] = _in_8_bits(heirs.get(x.name, x), known if only else frozenset(), runs)
-        heirs[t.name] = _over(t, made[x.name])
+        heirs[name] = over(product, (w, made[x.name], *rest))
     return graph.replace(heirs) if heirs else graph
 
 
-def _over(t: Tensor, rows: Tensor) -> Tensor:
-    """The product with these rows."""
-    w, _, *rest = t.sources
+def _of_8_bits(t: Tensor) -> Tensor:
+    """The product of some rows in 8 bits."""
+    w, x, *rest = t.sources
+    rows = leaf(Kind.INPUT, "rows", x.shape, A8)
     return apply(t.op, w, rows, *rest, name=t.name, **t.attrs)
-
-
-def _rows_of(t: Tensor) -> Tensor:
-    """Some rows in 8 bits like those of a product."""
-    return leaf(Kind.INPUT, "rows", t.sources[1].shape, A8)
 
 
 def _in_8_bits(x: Tensor, known: frozenset[str], runs: Callable[[Tensor], bool]) -> Tensor:
