@@ -17,6 +17,7 @@ are host accesses and complete when they return. They order nothing: the plan mu
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from ggraph.device import DeviceSpec
@@ -32,6 +33,11 @@ class Memory:
 
     buffer: Buffer
     handle: Any
+
+    @cached_property
+    def address(self) -> int:
+        """Where a byte array begins; NumPy takes a microsecond to say so, each time."""
+        return int(self.handle.ctypes.data)
 
 
 @dataclass(frozen=True, eq=False)

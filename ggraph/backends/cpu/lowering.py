@@ -112,7 +112,7 @@ class Lowering:
 
 
 def _start(ref: Ref | Scratch) -> int:
-    return int(ref.memory.handle.ctypes.data) + ref.offset
+    return ref.memory.address + ref.offset
 
 
 def _range(ref: Ref) -> Range:

@@ -7,13 +7,12 @@ is `shared` a thread touches its share of the columns in every row: equal shares
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Args = Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """A rectangle of bytes that an instruction reads or writes."""
 
     argument: str

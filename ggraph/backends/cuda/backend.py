@@ -215,7 +215,7 @@ class CudaBackend(Backend):
         ours, host = (one, other) if isinstance(one.handle, Pointer) else (other, one)
         if not isinstance(ours.handle, Pointer) or isinstance(host.handle, Pointer):
             return False
-        _, locked = self._pinned[int(host.handle.ctypes.data)]
+        _, locked = self._pinned[host.address]
         return locked and self.driver.reaches_host and ours.handle.address in self._held
 
     def record(self, stream: int, event: str) -> None:
@@ -348,7 +348,7 @@ class CudaBackend(Backend):
         """Where the device finds a place in its own, a peer's or the host's memory."""
         if isinstance(memory.handle, Pointer):
             return memory.handle.address + offset
-        address = int(memory.handle.ctypes.data)
+        address = memory.address
         if address not in self._pinned:  # kept alive: the driver knows its pages
             self._pinned[address] = memory, self.driver.pin(address, memory.handle.nbytes)
         return address + offset
