@@ -57,6 +57,8 @@ def _on(order: Precedence, s: Spans, actor: int) -> Iterator[tuple[Ints, Ints]]:
     """Pairs (a, b) that this actor's commands tell of."""
     rows = order.rows_of[actor]
     used = np.flatnonzero(s.last[:, actor])
+    if not len(used):  # most actors touch few devices
+        return
     begin = np.searchsorted(rows, s.meet[:, actor])
     end = order.count_before(actor, s.last).max(axis=1, initial=0)
     yield _within(used, np.searchsorted(rows, s.first[used, actor] - 1), begin, end)
