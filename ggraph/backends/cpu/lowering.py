@@ -122,7 +122,8 @@ def _range(ref: Ref) -> Range:
 
 
 def _bytes_of(a: Array) -> Range:
-    return int(a.ctypes.data), int(a.ctypes.data) + a.nbytes
+    start = int(a.ctypes.data)
+    return start, start + a.nbytes
 
 
 def _room(s: Scratch) -> Range:
