@@ -1,6 +1,8 @@
 """`verify` on plans by hand: what orders, what races, what is stale, what the certificate says."""
 
 import json
+from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from verify_kit import (
@@ -25,6 +27,7 @@ from ggraph.plan import Certificate, Plan, VerifiedPlan
 from ggraph.plan_json import plan_to_json
 from ggraph.verify import CounterExample, Rejected, examine, races, verify
 
+T = TypeVar("T")
 INITIAL = {"initial": True}
 END = sync()
 
@@ -275,6 +278,31 @@ def test_verify_seals_or_raises() -> None:
         VerifiedPlan(good, verified.certificate, seal=object())
 
 
+@pytest.mark.parametrize("listed", ["reads", "writes", "may_replace", "offsets", "commands"])
+def test_what_was_proved_is_held_where_no_list_can_change(listed: str) -> None:
+    """Whoever made the plan keeps a list of its own: what is done to it changes no proof."""
+    body = (run(S0, "x"), run(S0, "y", "x"), END)
+    given = plan({"x": 0, "y": 0}, *body, y={"may_replace": ("x",)})
+    schedule, memory = given.schedule, given.memory
+
+    def held(noun: T) -> T:
+        return replace(noun, **{listed: list(getattr(noun, listed))})  # type: ignore[type-var]
+
+    if listed in ("reads", "writes"):
+        schedule = replace(schedule, commands=tuple(map(held, schedule.commands)))
+    elif listed == "may_replace":
+        schedule = replace(schedule, values={n: held(v) for n, v in schedule.values.items()})
+    elif listed == "offsets":
+        memory = replace(memory, regions={n: held(r) for n, r in memory.regions.items()})
+    else:
+        schedule = held(schedule)
+    sealed = verify(Plan(schedule, memory)).plan
+    nouns = (*sealed.schedule, *sealed.schedule.values.values(), *sealed.memory.regions.values())
+    found = [getattr(n, listed) for n in (sealed.schedule, *nouns) if hasattr(n, listed)]
+    assert found and {type(f) for f in found} == {tuple}
+    assert plan_to_json(sealed) == plan_to_json(given)
+
+
 def test_the_empty_plan_is_sound() -> None:
     c = proof(plan({}))
     assert c == Certificate(0, 0, 0, 0, 0, 512, 0, 0, ends_complete=True)
@@ -361,6 +389,23 @@ def test_the_first_command_may_be_the_culprit() -> None:
     assert [line for line in f.nearby.splitlines() if line.startswith("  >")] != []
     never = fault(plan({"x": 0, "z": 64}, run(S0, "z", "x")))
     assert never.kind == "unwritten" and never.first is None
+
+
+def test_both_culprits_are_named_wherever_they_stand() -> None:
+    """The first command spoils what the last one reads, with a long list between them; a wrong
+    value, bytes that were given up, and a race."""
+    between = [run(S0, "w:0:0") for _ in range(9)]
+    stale = (run(S0, "y"), *between, run(S0, "z", "x"))
+    gone = (free("hx"), *between, run(S0, "z", "hx"))
+    places = {"x": 0, "y": 0, "z": 64, "w": 96, "hx": 0}
+    apart = (run(S1, "x"), *between, run(S0, "z", "x"))
+    for kind, commands in (("stale", stale), ("unwritten", gone), ("race", apart)):
+        f = fault(plan(places, *commands, x=INITIAL, hx=INITIAL))
+        assert f.kind == kind and f.first and f.second, str(f)
+        assert (f.first.index, f.second.index) == (0, 10)
+        marked = [line.split()[1] for line in f.nearby.splitlines() if line.startswith("  >")]
+        assert marked == ["0", "10"]
+        assert (kind == "unwritten") == f.message.endswith("finds bytes that 'free hx' gave up")
 
 
 def test_a_fault_without_bytes_names_none() -> None:

@@ -181,6 +181,54 @@ def test_a_copy_onto_its_source_moves_no_byte(case: str, allowed: str) -> None:
     assert not disagreement(p)
 
 
+CELL = 8  # bytes; a value has four
+
+
+def pieces(r: random.Random, value: str, cells: list[int]) -> list[str]:
+    """These cells of a value as ranges, some of the neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    for cell in cells:
+        if joined and joined[-1][1] == cell and r.random() < 0.7:
+            joined[-1] = (joined[-1][0], cell + 1)
+        else:
+            joined.append((cell, cell + 1))
+    return [f"{value}:{start * CELL}:{stop * CELL}" for start, stop in joined]
+
+
+def in_pieces(r: random.Random) -> Plan:
+    """x, and one command that reads cells of x and w and makes cells of y and z, which may lie on
+    x and on one another, with leave or without it."""
+    do = r.choice((Do.LAUNCH, Do.COPY))
+    reads, count = r.choices(range(4), k=r.randint(1, 6)), r.randint(1, 8)
+    made = r.sample(range(8), len(reads) if do is Do.COPY else count)
+    sources = pieces(r, "x", reads)
+    if do is Do.LAUNCH:
+        sources += pieces(r, "w", reads[::-1])
+    results = pieces(r, "y", [c for c in made if c < 4])
+    results += pieces(r, "z", [c - 4 for c in made if c >= 4])
+    move = Command(do, S0, "move", "y", accesses(sources), accesses(results))
+    places = {"x": 0, "w": 96, "y": r.choice((0, 0, 16)), "z": r.choice((0, 16, 32, 64))}
+    leave: dict[str, dict[str, object]] = {
+        name: r.choice(({}, {"may_replace": ("x",)}, {"same_as": "x"} if not places[name] else {}))
+        for name in "yz"
+    }
+    return plan(places, run(S0, "x"), run(S0, "w"), move, sync(), **leave)
+
+
+@given(st.randoms(use_true_random=False))
+def test_results_on_sources_in_pieces_equal_brute_force(r: random.Random) -> None:
+    """And the bytes that the verdict names are all those that two accesses have in common."""
+    p = in_pieces(r)
+    assert not disagreement(p)
+    verdict, move = examine(p), p.schedule.commands[2]
+    if isinstance(verdict, CounterExample):
+        base = {name: region.offset for name, region in p.memory.regions.items()}
+        spans = [(base[a.value] + a.start, base[a.value] + a.stop)
+                 for a in (*move.reads, *move.writes)]  # fmt: skip
+        common = {(max(s, t), min(e, f)) for s, e in spans for t, f in spans}
+        assert (verdict.start, verdict.stop) in common and verdict.start < verdict.stop
+
+
 def test_states_that_change_places_are_seen_after_every_run() -> None:
     """Each must hold what the other held: wrong after the first run, right again after the second.
     However many runs are asked for, a chain of heirs is followed to its end."""

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_strategies import UNIT, random_plan, with_commands
@@ -90,6 +91,14 @@ def test_the_cheaper_repair_comes_first() -> None:
     slow = (*body[:3], run(S1, "y", "x", seconds=1.0), *body[4:])
     assert fault(plan({"x": 0, "y": 32, "z": 0}, *slow)).repairs[1].cost_s > 1.0
     assert [r.cost_s for r in small.repairs] == sorted(r.cost_s for r in small.repairs)
+
+
+@pytest.mark.parametrize(("x", "y"), [(32, 16), (16, 32)])
+def test_the_smaller_of_two_values_is_moved_away(x: int, y: int) -> None:
+    sizes = {"x": {"nbytes": x}, "y": {"nbytes": y}}
+    f = fault(plan({"x": 0, "y": 0}, run(S0, f"x:0:{x}"), run(S1, f"y:0:{y}"), sync(), **sizes))
+    (moved,) = [r for r in f.repairs if r.apart is not None]
+    assert (moved.apart, moved.nbytes) == ("y" if y < x else "x", 16)
 
 
 def test_commands_that_fight_over_one_value_need_an_edge() -> None:

@@ -1,12 +1,15 @@
-"""The verifier's ranges and clocks by themselves, against their definitions."""
+"""The verifier's ranges, histories and clocks by themselves, against their definitions."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ggraph.verify.clocks import Clocks
+from ggraph.plan import HOST_ACTOR, Actor, Command, Do
+from ggraph.verify.clocks import Clocks, clocks
+from ggraph.verify.segments import History, Tag
 from ggraph.verify.spans import Disjoint, first_and_last, meetings, merged
 
 RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8)
@@ -61,6 +64,74 @@ def test_each_byte_has_the_first_and_the_last_number_of_what_covers_it(
     for nbytes, first, last in first_and_last(uses):
         found[first, last] += nbytes
     assert found == wanted
+
+
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 9)), max_size=8)
+
+
+@given(st.integers(0, 8), STEPS)
+def test_a_history_is_that_of_each_byte(nbytes: int, steps: list[tuple[bool, int, int]]) -> None:
+    """Writes and reads of ranges, also of none: each byte knows its last write and its readers."""
+    history = History(nbytes)
+    known: list[tuple[Tag | None, int, dict[int, int]]] = [(None, -1, {}) for _ in range(nbytes)]
+    for u, (writes, begin, end) in enumerate([*steps, (False, 0, nbytes)]):
+        start, stop = min(begin, nbytes), min(end, nbytes)
+        if writes:
+            history.write(start, stop, ("v", u), u)
+        for b in range(start, stop):
+            known[b] = (("v", u), u, {}) if writes else known[b]
+        found = history.within(start, stop)
+        assert [b for s in found for b in range(s.start, s.stop)] == list(range(start, stop))
+        for s in found:
+            assert s.start < s.stop
+            assert all(known[b] == (s.tag, s.writer, s.readers) for b in range(s.start, s.stop))
+            s.readers[u % 2] = u
+        for b in range(start, stop):
+            known[b][2][u % 2] = u
+
+
+STREAMS = (Actor("a", 0), Actor("a", 1), Actor("b", 0))
+ORDERING = (
+    *(Command(do, s, "x", event=f"{s.device}{n}") for s in STREAMS for do in (Do.RECORD,)
+      for n in "12"),
+    *(Command(Do.WAIT, s, "x", event=e) for s in STREAMS for e in ("a1", "a2", "b1", "b2")),
+    *(Command(Do.HOST_SYNC, HOST_ACTOR, "x", event=e) for e in ("a1", "b1")),
+    *(Command(Do.HOST_SYNC, HOST_ACTOR, "x", waits_for=s) for s in (*STREAMS, None)),
+    *(Command(Do.LAUNCH, s, "x") for s in STREAMS),
+    Command(Do.HOST_WRITE, HOST_ACTOR, "x"),
+)  # fmt: skip
+
+
+def happens_before(commands: Sequence[Command]) -> list[set[int]]:
+    """By the page of rules: what must be done before each command of a list of all runs."""
+    before: list[set[int]] = []
+    for v, c in enumerate(commands):
+        earlier = list(enumerate(commands[:v]))
+        direct = {u for u, d in earlier if d.actor in (c.actor, HOST_ACTOR)}
+        if c.do is Do.WAIT or (c.do is Do.HOST_SYNC and c.event is not None):
+            direct |= set([u for u, d in earlier if d.do is Do.RECORD and d.event == c.event][-1:])
+        elif c.do is Do.HOST_SYNC:
+            direct |= {u for u, d in earlier if c.waits_for in (None, d.actor)}
+        before.append(direct.union(*(before[u] for u in direct)))
+    return before
+
+
+WORK, MARK = Command(Do.LAUNCH, STREAMS[0], "x"), Command(Do.RECORD, STREAMS[0], "x", event="a1")
+
+
+@given(st.lists(st.sampled_from(ORDERING), min_size=1, max_size=12), st.integers(1, 3))
+@example([WORK, MARK, WORK, Command(Do.HOST_SYNC, HOST_ACTOR, "x", event="a1")], 2)
+def test_clocks_order_what_a_chain_of_rules_orders(commands: list[Command], runs: int) -> None:
+    order, before = clocks(commands, runs), happens_before(commands * runs)
+    for v, earlier in enumerate(before):
+        assert {u for u in range(v) if order.ordered(u, v)} == earlier
+    hosts = [i for i, c in enumerate(commands) if c.actor == HOST_ACTOR]
+    work = [u for u, c in enumerate(commands * runs) if c.actor != HOST_ACTOR]
+    ends = [k * len(commands) + hosts[-1] for k in range(runs)] if hosts else []
+    complete = all(
+        u in before[end] for k, end in enumerate(ends) for u in work if u < (k + 1) * len(commands)
+    )
+    assert order.ends_complete(runs) == bool(hosts and complete)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.integers(1, 3), st.data())

@@ -101,13 +101,11 @@ class Blame:
 
     def _remedies(self, s: Segment, u: int | None, expected: Tag) -> tuple[Repair, ...]:
         """A longer lifetime if the value was there and is gone, its producer's turn if not yet."""
-        value, run = expected
-        count, values = len(self.plan.schedule.commands), self.plan.schedule.values
-        made = run * count + self.producer.get(value, 0)
-        if u is not None and run >= 0 and made > u:
-            producer = self.producer[value]
-            return (producer_repair(self._at(made), self._at(u), producer, u % count),)
-        gone = run >= 0 or values[value].initial
+        value, values = expected[0], self.plan.schedule.values
+        producer = self.producer.get(value)
+        if producer is not None and u is not None and producer > u:  # already in the first run
+            return (producer_repair(self._at(producer), self._at(u), producer, u),)
+        gone = producer is not None or values[value].initial
         if not gone or s.tag is None or self._ground(s.tag[0]) == self._ground(value):
             return ()
         return (tenant_repair(values[value], values[s.tag[0]]),)

@@ -53,17 +53,16 @@ class Progress:
     heard: list[Clock]
 
     def hear(self, a: int, b: int, count: int, heard: Clock) -> None:
-        """Actor a goes on when b's first `count` commands are done, with what b knew by then."""
+        """Actor a goes on when b's first `count` commands are done, with what b knew by then.
+
+        Who has heard of these commands, from whomever, has heard with them what b knew.
+        """
         mine = self.heard[a]
-        if a == b or (mine[b] >= count and (mine is heard or _covers(mine, heard, a, b))):
+        if a == b or mine[b] >= count:
             return
         joined = [x if x > y else y for x, y in zip(mine, heard, strict=True)]
-        joined[b] = max(mine[b], count)
+        joined[b] = count
         self.heard[a] = joined
-
-
-def _covers(mine: Clock, heard: Clock, a: int, b: int) -> bool:
-    return all(x >= y or i in (a, b) for i, (x, y) in enumerate(zip(mine, heard, strict=True)))
 
 
 Mark = tuple[int, int, Clock]  # an actor, its commands so far, what it had heard

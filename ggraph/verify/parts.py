@@ -7,12 +7,14 @@ they pick; here it is copies and the host, and where there is no graph the launc
 Legend: c, k commands, k the copy that brought a value, a an access, t tensors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.tensor import Tensor
 from ggraph.verify.report import CounterExample, at_command
 from ggraph.verify.wiring import original
+
+Part = tuple[Command, Sequence[Access]]  # a partial copy, and what the host had read to choose it
 
 
 def part_faults(plan: Plan) -> Iterator[CounterExample]:
@@ -20,27 +22,27 @@ def part_faults(plan: Plan) -> Iterator[CounterExample]:
 
     Relies on what `step_faults` and `wiring_faults` have seen.
     """
-    brought = {a.value: c for c in plan.schedule if c.chosen_by is not None for a in c.writes}
-    if not brought:
-        return
     tensors = {t.name: t for t in plan.graph}
     alike = {} if tensors else _alike(plan)
-    looks = {c.node: c for c in plan.schedule if c.do is Do.HOST_READ}
+    looks: dict[str | None, Sequence[Access]] = {}  # tensor -> what the host read of it last
+    brought: dict[str, list[Part]] = {}  # value -> the partial copies that fill it
     for i, c in enumerate(plan.schedule):
+        if c.do is Do.HOST_READ:
+            looks[c.node] = c.reads
         if c.chosen_by is not None and (other := _foreign(c, tensors)):
             message = f"a copy chosen by {c.chosen_by!r} for {c.node!r} writes {other!r}"
             yield at_command(plan, i, "declaration", message)
-        for a in c.reads:
-            k = brought.get(a.value)
-            if k is None:
-                continue
+        this = (c, looks.get(c.chosen_by, ()))
+        for a, part in ((r, part) for r in c.reads for part in brought.get(r.value, ())):
             if c.do is Do.LAUNCH:
-                sound = bool(tensors) or _reads_indices(c, looks.get(k.chosen_by), alike)
+                sound = bool(tensors) or _reads_indices(c, part[1], alike)
             else:
-                sound = _same_slices(c, a, k, tensors)
+                sound = _same_slices(this, a, part, tensors)
             if not sound:
                 message = f"reads slices of {a.value!r} that its partial copy need not bring"
                 yield at_command(plan, i, "declaration", message)
+        for a in c.writes if c.chosen_by is not None else ():
+            brought.setdefault(a.value, []).append(this)
 
 
 def _foreign(c: Command, tensors: Mapping[str, Tensor]) -> str:
@@ -48,24 +50,24 @@ def _foreign(c: Command, tensors: Mapping[str, Tensor]) -> str:
     return next((w.value for w in c.writes if w.value in tensors and w.value != c.node), "")
 
 
-def _same_slices(c: Command, a: Access, k: Command, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether `c` is a copy that moves on just the slices that `k` brought: as many bytes from
-    where those begin, chosen by the same indices, and in a graph cut into as many slices."""
-    same_bytes = [(r.value, r.start, r.stop) for r in k.writes] == [(a.value, a.start, a.stop)]
-    if c.chosen_by is None or not same_bytes:
+def _same_slices(this: Part, a: Access, part: Part, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether `this` is a copy that moves on just the slices that `part` brought: as many bytes
+    from where those begin, chosen by the same indices, and in a graph cut into as many slices."""
+    (c, mine), (k, theirs) = this, part
+    if c.chosen_by is None or list(k.writes) != [a]:
         return False
     if not tensors:
-        return c.chosen_by == k.chosen_by
-    mine, theirs = (original(tensors[x.chosen_by or ""]) for x in (c, k))
+        return c.chosen_by == k.chosen_by and mine == theirs
     t, s = (tensors[x.node or ""] for x in (c, k))
-    return mine is theirs and t.shape[:1] == s.shape[:1]
+    one, other = (original(tensors[x.chosen_by or ""]) for x in (c, k))
+    return one is other and t.shape[:1] == s.shape[:1]
 
 
-def _reads_indices(c: Command, look: Command | None, alike: Mapping[str, str]) -> bool:
+def _reads_indices(c: Command, looked: Sequence[Access], alike: Mapping[str, str]) -> bool:
     """Whether a launch, of which nothing but its declaration is known, reads the indices too: what
     the host read, or what whole copies made of it or it of."""
-    read, looked = ({alike.get(a.value, a.value) for a in x.reads} for x in (c, look or c))
-    return look is not None and not read.isdisjoint(looked)
+    read, meant = ({alike.get(a.value, a.value) for a in side} for side in (c.reads, looked))
+    return not read.isdisjoint(meant)
 
 
 def _alike(plan: Plan) -> Mapping[str, str]:
@@ -78,8 +80,6 @@ def _alike(plan: Plan) -> Mapping[str, str]:
         return name
 
     for c in plan.schedule:
-        if c.do is Do.COPY and c.chosen_by is None:
-            names = [a.value for a in (*c.reads, *c.writes)]
-            for name in names:
-                above[top(name)] = top(names[0])
+        if c.do is Do.COPY and c.chosen_by is None and len(c.reads) == len(c.writes) == 1:
+            above[top(c.reads[0].value)] = top(c.writes[0].value)
     return {name: top(name) for name in list(above)}

@@ -11,7 +11,7 @@ place in it: looking at neighbours is enough for all pairs.
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, product
+from itertools import accumulate, islice
 
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.verify.blame import Blame
@@ -21,7 +21,6 @@ from ggraph.verify.segments import BEFORE, History, Segment, Tag
 from ggraph.verify.spans import Span, meetings, merged
 from ggraph.verify.static import period
 
-FEW = 16  # pairs of accesses that are compared one by one
 MOST_VISITS = 1 << 25  # accesses, and segments that they meet: a million commands take half
 
 
@@ -161,7 +160,7 @@ class Proof:
         values, reads = self.plan.schedule.values, c.reads
         if c.do is Do.COPY:
             turns = [*_turns(c.writes)], [*_turns(reads)]
-        elif len(reads) > 1 and c.writes:
+        else:
             reads = _deduplicated(
                 reads, {n for w in c.writes for n in (w.value, values[w.value].same_as)}
             )
@@ -171,7 +170,7 @@ class Proof:
             if not self._may_overwrite(w, r, run, ahead):
                 what = f"over {r.value!r}, which it reads, and may not do that in place"
                 yield self._blame.clash(u, w, r, self._common(w, r, run), what)
-        for i, j in self._meetings(run, c.writes, c.writes) if len(c.writes) > 1 else ():
+        for i, j in self._meetings(run, c.writes, c.writes):
             w, other = c.writes[i], c.writes[j]
             if w.value != other.value:
                 what = f"and {other.value!r} to the same bytes"
@@ -181,17 +180,11 @@ class Proof:
         self, run: int, one: Sequence[Access], other: Sequence[Access]
     ) -> Iterator[tuple[int, int]]:
         """Which accesses of `one` and of `other` touch common bytes, by their places there."""
-        mine, theirs = ([self._place(a, run) for a in side] for side in (one, other))
-        if len(one) * len(other) <= FEW:
-            for (i, p), (j, q) in product(enumerate(mine), enumerate(theirs)):
-                if p[0] is q[0] and max(p[1], q[1]) < min(p[2], q[2]):
-                    yield i, j
-            return
         rooms: dict[int, tuple[list[Span], list[Span]]] = {}
-        for k, side in enumerate((mine, theirs)):
-            for number, (history, start, stop) in enumerate(side):
-                if start < stop:
-                    rooms.setdefault(id(history), ([], []))[k].append((start, stop, number))
+        for k, side in enumerate((one, other)):
+            for number, a in enumerate(side):
+                history, start, stop = self._place(a, run)
+                rooms.setdefault(id(history), ([], []))[k].append((start, stop, number))
         for spans in rooms.values():
             yield from meetings(*spans)
 
@@ -209,11 +202,9 @@ class Proof:
         return declared or (promised and mine == theirs)
 
     def _common(self, a: Access, b: Access, run: int) -> tuple[int, int]:
-        """The bytes that two accesses share; (-1, -1) where there are none."""
-        one, a_start, a_stop = self._place(a, run)
-        two, b_start, b_stop = self._place(b, run)
-        start, stop = max(a_start, b_start), min(a_stop, b_stop)
-        return (start, stop) if one is two and start < stop else (-1, -1)
+        """The bytes that two accesses share, which meet."""
+        (_, start, stop), (_, begin, end) = self._place(a, run), self._place(b, run)
+        return max(start, begin), min(stop, end)
 
 
 def _once(reads: Sequence[Access]) -> Sequence[Access]:
