@@ -161,6 +161,7 @@ COPIES = {
     "onto_itself_before": (["x:16:32"], ["y:8:24"], "alias"),
     "each_byte_onto_itself": (["x"], ["y"], ""),
     "in_other_pieces": (["x:0:8", "x:8:32"], ["y:0:24", "y:24:32"], ""),
+    "one_piece_in_two": (["x:8:16", "x:16:32"], ["y:8:32"], ""),
     "pieces_in_another_order": (["x:16:32", "x:0:16"], ["y:16:32", "y:0:16"], ""),
     "one_byte_twice": (["x:0:16", "x:0:16"], ["y:0:16", "y:16:32"], "alias"),
 }

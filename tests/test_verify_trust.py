@@ -15,7 +15,7 @@ from plan_strategies import with_commands, with_regions, with_value
 from ggraph import ops
 from ggraph.backends.cpu import cpu_spec
 from ggraph.backends.sim import Machine, SimBackend, SimHost, sim_spec
-from ggraph.device import HOST
+from ggraph.device import HOST, RESULT, Need
 from ggraph.dtype import I64, Q8_0
 from ggraph.errors import BackendError, GraphError
 from ggraph.execute import Executor
@@ -26,6 +26,8 @@ from ggraph.plan import _SEAL, HOST_ACTOR, Access, Actor, Command, Do, Plan, Reg
 from ggraph.tensor import Array, Kind, Tensor, input, state, weight
 from ggraph.verify import CounterExample, examine
 from ggraph.verify.derived import _overwriting, replaceable
+from ggraph.verify.rooms import room_faults
+from ggraph.verify.steps import step_faults
 
 E = 8
 SIM0, SIM1 = sim_spec("sim0"), sim_spec("sim1", peer_bytes_per_s=0.0)
@@ -305,7 +307,7 @@ FORGERIES = (
         "finds bytes that nobody has written",
     ),
     Forgery("a copy for a computation", PLAN, moved_not_computed, "which is not its result"),
-    Forgery("scratch for an input", PLAN, fed_from_scratch, "which mul_mat does not need"),
+    Forgery("scratch for an input", PLAN, fed_from_scratch, "spare[0:16], which it has no need of"),
     Forgery("another's result", PLAN, foreign_result, "launch of 'h' writes y[0:64]"),
     Forgery("a weight in another's buffer", PLAN, borrowed_buffer, "no place for it"),
     Forgery("a weight in the arena", PLAN, in_the_arena, "no place for it"),
@@ -324,6 +326,55 @@ def test_a_lie_is_refused_and_would_have_misled(f: Forgery) -> None:
     assert f.says in str(verdict), str(verdict)
     if f.misleads:
         assert corrupts(forged, f.plan), "the executor gives the right numbers all the same"
+
+
+@pytest.mark.parametrize(
+    ("do", "node", "says"),
+    [
+        (Do.LAUNCH, "h.w", "launch of 'h.w', which nothing computes"),
+        (Do.LAUNCH, "view", "launch of 'view', which nothing computes"),
+        (Do.HOST_WRITE, "z", "host_write of 'z': the host writes inputs"),
+        (Do.HOST_WRITE, "h.w", "host_write of 'h.w': the host writes inputs"),
+        (Do.HOST_WRITE, "cache", "host_write of 'cache': the host writes inputs"),
+        (Do.COPY, "h.w", "copy of 'h.w' writes h.w[0:256], which is not its result"),
+        (Do.COPY, "cache", "copy of 'cache' writes cache[0:128], which is not its result"),
+        (Do.HOST_READ, "y", "host_read of 'y' in ranges of [] bytes, expected one of 32"),
+        (Do.HOST_READ, "none", "host_read of 'none' in ranges of [4] bytes, expected one of 0"),
+    ],
+)
+def test_a_command_is_of_a_tensor_with_which_it_can_be_done(do: Do, node: str, says: str) -> None:
+    """Nobody computes a leaf or a view, and the host writes inputs alone."""
+    x = input("x", (2, E))
+    h = linear("h", x)
+    y, none = ops.scale(ops.narrow(h, 1, 2, 4, name="view"), 2.0), ops.scale(ops.rows(h, 0, 0), 2.0)
+    kept = ops.set_rows(state("cache", (4, E)), h, input("ids", (2,), I64))
+    graph = Graph.of({"z": h, "y": y, "none": none, "kept": kept})
+    p = make_plan(graph, [SIM0], Options(rewrites=False)).plan
+    assert not list(step_faults(p))
+    nbytes = {"y": 0, "none": 4}.get(node, p.graph[node].nbytes)
+    accesses = (Access(p.graph[node].root.name, 0, nbytes),) if nbytes else ()
+    reads = accesses if do in (Do.HOST_READ, Do.COPY) else ()
+    writes = accesses if do is not Do.HOST_READ else ()
+    actor = Actor("sim0") if do in (Do.LAUNCH, Do.COPY) else HOST_ACTOR
+    forged = Command(do, actor, "forged", node, reads, writes)
+    found = [f.message for f in step_faults(with_commands(p, [*p.schedule.commands, forged]))]
+    assert any(says in m for m in found), found
+
+
+def test_tensors_of_no_bytes_and_views_from_further_on_are_fed_and_fetched() -> None:
+    """The host writes nothing of an empty input; an output may begin anywhere in its root."""
+    x, empty = input("x", (4, E)), input("empty", (0, E))
+    last = ops.narrow(linear("h", x), 0, 2, 2)
+    graph = Graph.of({"y": last, "all": ops.concat([x, empty], axis=0)})
+    for spec in (SIM0, cpu_spec("cpu")):
+        p = make_plan(graph, [spec], Options(rewrites=False)).plan
+        assert {c.node for c in p.schedule if c.do is Do.HOST_READ} == {"y", "all"}
+        feed = Command(Do.HOST_WRITE, HOST_ACTOR, "feed", "empty")
+        for q in (p, with_commands(p, [feed, *p.schedule.commands])):
+            assert not isinstance(examine(q), CounterExample), str(examine(q))
+    shifted = edit(PLAN, does(Do.HOST_WRITE, "x"), lambda c: replace(
+        c, writes=tuple(replace(a, start=4, stop=a.stop + 4) for a in c.writes)))  # fmt: skip
+    assert any("from their value's first byte" in f.message for f in step_faults(shifted))
 
 
 # What a launch needs beside operands: by the device's word, not by the plan's.
@@ -372,9 +423,9 @@ def filled_by_the_host(p: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
-        (lambda p: bare(p, "ax"), "launch of 'ax' has no 96 bytes of 'x#rows.0', which mul_mat"),
-        (lambda p: bare(p, "bx"), "launch of 'bx' has no 96 bytes"),
-        (short, "launch of 'ax' has no 96 bytes"),
+        (lambda p: bare(p, "ax"), "needs 96 bytes of 'x#rows.0' and does not declare them"),
+        (lambda p: bare(p, "bx"), "needs 96 bytes of 'x#rows.0' and does not declare them"),
+        (short, "needs 96 bytes of 'x#rows.0' and does not declare them"),
         (filled_by_the_host, "host_write of 'x' in ranges of [96] bytes, expected one of 256"),
     ],
 )
@@ -383,6 +434,50 @@ def test_a_launch_has_what_its_kernel_needs(forge: Callable[[Plan], Plan], says:
     assert not isinstance(examine(plan), CounterExample)
     verdict = examine(forge(plan))
     assert isinstance(verdict, CounterExample) and says in str(verdict), str(verdict)
+
+
+OFFER, OWN, SHARED = "y#offer.0", "y#own", "x#shared.0"
+
+
+def beside(reads: Mapping[str, int], writes: Mapping[str, int]) -> list[str]:
+    """What is said of a product that offers 64 bytes of its result, needs as many of its own and
+    shares some of its source, and that declares so many bytes of each value beside operands."""
+    needs = Need("offer", 64, (RESULT,)), Need("own", 64), Need("shared", 64, (1,))
+    spec = sim_spec("sim0", needs=lambda t: needs if t.op == "mul_mat" else ())
+    graph = Graph.of({"y": linear("y", input("x", (2, E)))}, name="beside")
+    p = make_plan(graph, [spec], Options(rewrites=False)).plan
+    more, made = (tuple(Access(n, 0, size) for n, size in side.items()) for side in (reads, writes))
+
+    def named(c: Command) -> Command:
+        return replace(c, reads=(*c.reads, *more), writes=(*c.writes, *made))
+
+    return [f.message for f in room_faults(edit(bare(p, "y"), does(Do.LAUNCH, "y"), named))]
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "missing"),
+    [
+        ({}, {OWN: 64, SHARED: 64}, []),
+        ({SHARED: 64}, {OWN: 64}, []),
+        ({SHARED: 64, "x": 64}, {OWN: 64, OFFER: 64}, []),
+        ({OWN: 64}, {SHARED: 64}, [OWN]),
+        ({}, {OWN: 32, SHARED: 32, OFFER: 32}, [OFFER, OWN, SHARED]),
+        ({SHARED: 96}, {OWN: 96}, [OWN, SHARED]),
+        ({}, {}, [OWN, SHARED]),
+    ],
+)
+def test_bytes_beside_operands_are_declared_in_full(
+    reads: dict[str, int], writes: dict[str, int], missing: list[str]
+) -> None:
+    assert beside(reads, writes) == [
+        f"needs 64 bytes of {name!r} and does not declare them" for name in missing
+    ]
+
+
+def test_a_launch_touches_nothing_beside_what_it_needs() -> None:
+    full, says = {OWN: 64, SHARED: 64}, "which it has no need of"
+    assert beside({}, full | {"z#own": 64}) == [f"touches z#own[0:64], {says}"]
+    assert beside({"x@host": 64}, full) == [f"touches x@host[0:64], {says}"]
 
 
 # In place: the record of the op decides, whatever the plan says.

@@ -72,7 +72,7 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
 
 def _verdict(plan: Plan, iterations: int) -> Certificate | CounterExample:
     """`examine` of a plan whose members were asked already."""
-    checks = (static_faults, value_faults, step_faults, wiring_faults, part_faults, room_faults)
+    checks = (static_faults, value_faults, step_faults, room_faults, wiring_faults, part_faults)
     for faults in checks:
         for fault in faults(plan):
             return fault

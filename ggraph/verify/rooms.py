@@ -15,27 +15,26 @@ from ggraph.verify.report import CounterExample, at_command
 
 
 def room_faults(plan: Plan) -> Iterator[CounterExample]:
-    """Every launch that lacks bytes beside its operands, or touches those of another."""
+    """Every launch that lacks bytes beside its operands, or touches those of another.
+
+    Relies on what `step_faults` has seen.
+    """
     tensors = {t.name: t for t in plan.graph}
     for i, c in enumerate(plan.schedule):
-        t = tensors.get(c.node or "")
-        if c.do is Do.LAUNCH and t is not None:
-            for message in _faults(plan, c, t, tensors):
+        if tensors and c.do is Do.LAUNCH:
+            for message in _faults(plan, c, tensors[c.node or ""], tensors):
                 yield at_command(plan, i, "declaration", message)
 
 
 def _faults(plan: Plan, c: Command, t: Tensor, tensors: Container[str]) -> Iterator[str]:
     spec = plan.schedule.splits.placement.device_called(c.actor.device)
-    known = {t.name, *(s.root.name for s in t.sources)}
-    touched = {a.value for a in (*c.reads, *c.writes)}
-    for need in spec.needs(t):
-        name = scratch(t, need, c.actor)
+    needs = [(scratch(t, need, c.actor), need) for need in spec.needs(t)]
+    beside = [a for a in (*c.reads, *c.writes) if a.value not in tensors]
+    touched, known = {a.value for a in beside}, {name for name, _ in needs}
+    for name, need in needs:
         whole = Access(name, 0, need.nbytes)
-        known.add(name)
-        if need.is_offered and name not in touched:
-            continue
-        if whole not in c.writes and not (need.of and whole in c.reads):
+        held = whole in c.writes or (bool(need.of) and whole in c.reads)
+        if not held and (name in touched or not need.is_offered):
             yield f"needs {need.nbytes} bytes of {name!r} and does not declare them"
-    for a in (*c.reads, *c.writes):
-        if a.value not in known and a.value not in tensors:
-            yield f"touches {a}, which it has no need of"
+    for a in (a for a in beside if a.value not in known):
+        yield f"touches {a}, which it has no need of"

@@ -8,8 +8,7 @@ not done, so it is refused. Legend: t the command's node, a an access, r reads, 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from ggraph.device import DeviceSpec
-from ggraph.plan import Access, Command, Do, Plan, scratch
+from ggraph.plan import Access, Command, Do, Plan
 from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample, at_command
 
@@ -21,11 +20,9 @@ def step_faults(plan: Plan) -> Iterator[CounterExample]:
     tensors = {t.name: t for t in plan.graph}
     if not tensors:
         return
-    specs = {d.name: d for d in plan.schedule.splits.placement.devices}
     rooms = _rooms(plan, tensors)
     for i, c in enumerate(plan.schedule):
-        steps = (*_step(c, tensors), *_writers(c, tensors, rooms))
-        for message in steps or _scratch(c, tensors, specs):
+        for message in (*_step(c, tensors), *_writers(c, tensors, rooms)):
             yield at_command(plan, i, "declaration", message)
 
 
@@ -34,25 +31,6 @@ def _rooms(plan: Plan, tensors: Mapping[str, Tensor]) -> frozenset[str]:
     launches = (c for c in plan.schedule if c.do is Do.LAUNCH)
     touched = {a.value for c in launches for a in (*c.reads, *c.writes)}
     return frozenset(touched - tensors.keys())
-
-
-def _scratch(
-    c: Command, tensors: Mapping[str, Tensor], specs: Mapping[str, DeviceSpec]
-) -> Iterator[str]:
-    """A launch has what its device says that it needs, under the names that the executor looks for,
-    and touches nothing else beside tensors."""
-    if c.do is not Do.LAUNCH:
-        return
-    t = tensors[c.node or ""]
-    needs = {scratch(t, n, c.actor): n for n in specs[c.actor.device].needs(t)}
-    touched = [a for a in (*c.reads, *c.writes) if a.value not in tensors]
-    for a in (a for a in touched if a.value not in needs):
-        yield f"launch of {t.name!r} touches {a}, which {t.op} does not need"
-    for name, need in needs.items():
-        held = [a for a in touched if a.value == name]
-        whole = any(a.start == 0 and a.stop >= need.nbytes for a in held)
-        if not whole and (held or not need.is_offered):
-            yield f"launch of {t.name!r} has no {need.nbytes} bytes of {name!r}, which {t.op} needs"
 
 
 def _step(c: Command, tensors: Mapping[str, Tensor]) -> Iterator[str]:
