@@ -8,7 +8,7 @@ run that wrote it; reads check the tags.
 What it calls harmful is exactly: two enabled commands that touch a byte, one of them writing (a
 race, whether or not tags would agree); a read, or the end of any run, that finds another tag than
 the one that is meant (wrong); a command whose own result lies on its own source without
-leave (clash).
+leave (clash); a value that no execution ever makes (unmade).
 
 Legend: u number of an unrolled command, q queue of a stream, cell a run of bytes never cut.
 """
@@ -37,11 +37,12 @@ class Outcome:
     race: bool
     wrong: bool
     clash: bool
+    unmade: bool
     states: int
 
     @property
     def is_sound(self) -> bool:
-        return not (self.race or self.wrong or self.clash)
+        return not (self.race or self.wrong or self.clash or self.unmade)
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,15 @@ def clashes(plan: Plan, machine: _Machine) -> bool:
     return False
 
 
+def unmade(machine: _Machine) -> bool:
+    """Whether some value with bytes is neither there at the start nor written by any step."""
+    steps = (s for q in machine.queues for s in q)
+    tags = {*machine.begin, *(tag for s in steps for cells, tag in s.writes if cells)}
+    there = {tag[0] for tag in tags if tag is not None}
+    values = machine.plan.schedule.values.values()
+    return any(v.nbytes and not v.initial and v.name not in there for v in values)
+
+
 def period(plan: Plan) -> int:
     return lcm(*(len(x.offsets) for x in plan.memory.regions.values()))
 
@@ -274,4 +284,4 @@ def brute(plan: Plan, runs: int = 0, limit: int = 50_000, *, memo: bool = True) 
             if not memo or state not in seen:
                 seen.add(state)
                 stack.append(state)
-    return Outcome(race, wrong, clash, visited)
+    return Outcome(race, wrong, clash, unmade(machine), visited)

@@ -127,6 +127,31 @@ def test_command_in_json_and_from_standard_input() -> None:
     assert proved["verified"] and proved["certificate"]["peak_bytes"] == 27776
 
 
+def test_command_says_what_an_empty_list_proves() -> None:
+    """Nothing, where nothing is promised; a promise that nobody keeps is refused."""
+    document: dict[str, Any] = {
+        "format": "ggraph.plan",
+        "version": 1,
+        "devices": [{"name": "g"}],
+        "buffers": [{"name": "m", "device": "g", "nbytes": 64, "alignment": 16}],
+        "values": [],
+        "commands": [],
+    }
+    logits = {"name": "logits", "device": "g", "nbytes": 64, "buffer": "m", "offsets": [0]}
+    for value, status, says in (
+        ([], 0, "nothing was at stake"),
+        ([logits | {"initial": True}], 0, "nothing was at stake"),
+        ([logits], 1, "'logits' is declared and not initial, and no command writes it"),
+        ([logits | {"kept": True}], 1, "what follows needs 'logits'"),
+    ):
+        text = json.dumps(document | {"values": value})
+        for more in ([], ["--all"]):
+            answer = RUN.invoke(app, ["verify", "-", *more], input=text)
+            assert answer.exit_code == status
+            assert says in " ".join(answer.stdout.replace("│", " ").split()), answer.stdout
+    assert "nothing was at stake" not in RUN.invoke(app, ["verify", str(REPAIRED)]).stdout
+
+
 def test_command_refuses_what_is_no_plan(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text('{"format": "ggraph.plan", "version": 1}')

@@ -188,7 +188,10 @@ def test_what_nobody_writes_cannot_be_read() -> None:
 
 
 def in_place(*commands: object, **traits: dict[str, object]) -> Plan:
-    return plan({"x": 0, "y": 0, "z": 64}, *commands, END, **traits)  # type: ignore[arg-type]
+    made = {"x": 0, "y": 0, "z": 64}
+    used = {a.value for c in commands for a in c.writes}  # type: ignore[attr-defined]
+    places = {name: at for name, at in made.items() if name in used}
+    return plan(places, *commands, END, **traits)  # type: ignore[arg-type]
 
 
 def test_in_place_needs_a_promise() -> None:
@@ -308,6 +311,50 @@ def test_the_empty_plan_is_sound() -> None:
     assert c == Certificate(0, 0, 0, 0, 0, 512, 0, 0, ends_complete=True)
 
 
+MADE = {"x": 0, "y": 32}
+NEVER = "is declared and not initial, and no command writes it"
+NO_STATE = "is carried on, but is no state: initial, and written by no command"
+PROMISES: dict[str, tuple[Plan, str, str]] = {
+    "what nobody touches": (plan(MADE, run(S0, "x"), END), "unwritten", f"'y' {NEVER}"),
+    "what is written in no byte": (
+        plan(MADE, run(S0, "x"), run(S0, "y:4:4"), END),
+        "unwritten",
+        f"'y' {NEVER}",
+    ),
+    "what is only given up": (plan({"hx": 0}, free("hx")), "unwritten", f"'hx' {NEVER}"),
+    "nothing but a promise": (plan({"x": 0}), "unwritten", f"'x' {NEVER}"),
+    "what is kept": (plan({"x": 0}, x={"kept": True}), "unwritten", "what follows needs 'x'"),
+    "the heir of a state": (
+        plan({"x": 0, "y": 0}, carried={"x": "y"}, **STATE),
+        "stale",
+        "what follows needs 'x' and means 'y'",
+    ),
+    "the heir of no state": (
+        plan(MADE, run(S0, "x"), run(S0, "y", "x"), END, carried={"x": "y"}),
+        "declaration",
+        f"'x' {NO_STATE}",
+    ),
+    "a state that is made anew": (
+        plan(MADE, run(S0, "x"), run(S0, "y", "x"), END, carried={"x": "y"}, x=INITIAL),
+        "declaration",
+        f"'x' {NO_STATE}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROMISES)
+def test_what_a_plan_promises_it_makes(case: str) -> None:
+    """A value that is declared is there before the first run, or some command writes it."""
+    p, kind, says = PROMISES[case]
+    f = fault(p)
+    assert f.kind == kind and says in f.message and f.values, str(f)
+
+
+def test_where_no_byte_is_declared_or_all_are_there_nothing_need_be_done() -> None:
+    for p in (plan({}), plan({"x": 0}, x=INITIAL), plan({"x": 0}, x={"nbytes": 0})):
+        assert (proof(p).commands, proof(p).reads_proved) == (0, 0)
+
+
 def test_a_counter_example_reads_well() -> None:
     body = (run(S0, "x"), record(S0), wait(S1), run(S1, "y", "x", seconds=3e-6), run(S0, "z"))
     text = str(fault(plan({"x": 0, "y": 32, "z": 0}, *body, END)))
@@ -352,7 +399,7 @@ def test_all_races_are_listed() -> None:
 
 def test_what_touches_no_byte_meets_nobody() -> None:
     """An empty access is no access: no race, no live byte, and none to be found elsewhere."""
-    p = plan({"x": 0, "y": 0}, run(S0, "x:4:4"), run(S1, "y"), END)
+    p = plan({"x": 0, "y": 0}, run(S1, "x"), run(S0, "x:4:4"), run(S1, "y"), END)
     assert not races(p) and proof(p).live_bound_bytes == SIZE
 
 

@@ -307,7 +307,7 @@ FORGERIES = (
         "finds bytes that nobody has written",
     ),
     Forgery("a copy for a computation", PLAN, moved_not_computed, "which is not its result"),
-    Forgery("scratch for an input", PLAN, fed_from_scratch, "spare[0:16], which it has no need of"),
+    Forgery("scratch for an input", PLAN, fed_from_scratch, "which mul_mat does not need"),
     Forgery("another's result", PLAN, foreign_result, "launch of 'h' writes y[0:64]"),
     Forgery("a weight in another's buffer", PLAN, borrowed_buffer, "no place for it"),
     Forgery("a weight in the arena", PLAN, in_the_arena, "no place for it"),
@@ -423,9 +423,9 @@ def filled_by_the_host(p: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
-        (lambda p: bare(p, "ax"), "needs 96 bytes of 'x#rows.0' and does not declare them"),
-        (lambda p: bare(p, "bx"), "needs 96 bytes of 'x#rows.0' and does not declare them"),
-        (short, "needs 96 bytes of 'x#rows.0' and does not declare them"),
+        (lambda p: bare(p, "ax"), "launch of 'ax' has no 96 bytes of 'x#rows.0', which mul_mat"),
+        (lambda p: bare(p, "bx"), "launch of 'bx' has no 96 bytes"),
+        (short, "launch of 'ax' has no 96 bytes"),
         (filled_by_the_host, "host_write of 'x' in ranges of [96] bytes, expected one of 256"),
     ],
 )
@@ -470,14 +470,17 @@ def test_bytes_beside_operands_are_declared_in_full(
     reads: dict[str, int], writes: dict[str, int], missing: list[str]
 ) -> None:
     assert beside(reads, writes) == [
-        f"needs 64 bytes of {name!r} and does not declare them" for name in missing
+        f"launch of 'y' has no 64 bytes of {name!r}, which mul_mat needs" for name in missing
     ]
 
 
 def test_a_launch_touches_nothing_beside_what_it_needs() -> None:
-    full, says = {OWN: 64, SHARED: 64}, "which it has no need of"
-    assert beside({}, full | {"z#own": 64}) == [f"touches z#own[0:64], {says}"]
-    assert beside({"x@host": 64}, full) == [f"touches x@host[0:64], {says}"]
+    full, says = (
+        {OWN: 64, SHARED: 64},
+        "launch of 'y' touches {}[0:64], which mul_mat does not need",
+    )
+    assert beside({}, full | {"z#own": 64}) == [says.format("z#own")]
+    assert beside({"x@host": 64}, full) == [says.format("x@host")]
 
 
 # In place: the record of the op decides, whatever the plan says.

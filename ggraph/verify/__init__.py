@@ -19,7 +19,7 @@ from dataclasses import replace
 from ggraph.door import checked
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
-from ggraph.verify.derived import carried_faults, value_faults
+from ggraph.verify.derived import lasting_faults, value_faults
 from ggraph.verify.freeze import frozen
 from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
@@ -81,7 +81,7 @@ def _verdict(plan: Plan, iterations: int) -> Certificate | CounterExample:
     verdict = _proved(plan, max(2 * period(plan), iterations))
     if isinstance(verdict, CounterExample):
         return verdict
-    for fault in carried_faults(plan):
+    for fault in lasting_faults(plan):
         return fault
     bound = live_bytes(plan)  # when the proof's tables are gone: each of the two is large
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1

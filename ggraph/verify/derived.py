@@ -10,7 +10,7 @@ Legend: t a tensor that is no view, s, o its sources, v a value.
 
 from collections.abc import Iterator
 
-from ggraph.plan import Plan, Value
+from ggraph.plan import Do, Plan, Value
 from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample
 
@@ -34,13 +34,23 @@ def value_faults(plan: Plan) -> Iterator[CounterExample]:
             yield _fault(v.name, message)
 
 
-def carried_faults(plan: Plan) -> Iterator[CounterExample]:
-    """Every state that the plan ends in another value than the graph does; none without a graph.
+def lasting_faults(plan: Plan) -> Iterator[CounterExample]:
+    """Every value that is promised and that no command makes, and every state that the plan ends in
+    another value than it may.
 
     The proof of bytes comes before: what it says of a lost write tells more.
     """
+    values, carried = plan.schedule.values, dict(plan.schedule.carried)
+    steps = (c for c in plan.schedule if c.do is not Do.HOST_FREE)
+    written = {a.value for c in steps for a in c.writes if a.start < a.stop}
+    for v in values.values():
+        if v.nbytes and not v.initial and v.name not in written:
+            message = f"{v.name!r} is declared and not initial, and no command writes it"
+            yield CounterExample("unwritten", message, values=(v.name,))
+    for name in carried:
+        if not values[name].initial or name in written:
+            yield _fault(name, "is carried on, but is no state: initial, and written by no command")
     heirs = {t.overwritten.root.name: t.name for t in plan.graph if t.overwritten is not None}
-    carried = dict(plan.schedule.carried)
     for t in plan.graph:
         if t.is_leaf and t.kind is Kind.STATE:
             last = t.name

@@ -35,6 +35,6 @@ def _faults(plan: Plan, c: Command, t: Tensor, tensors: Container[str]) -> Itera
         whole = Access(name, 0, need.nbytes)
         held = whole in c.writes or (bool(need.of) and whole in c.reads)
         if not held and (name in touched or not need.is_offered):
-            yield f"needs {need.nbytes} bytes of {name!r} and does not declare them"
+            yield f"launch of {t.name!r} has no {need.nbytes} bytes of {name!r}, which {t.op} needs"
     for a in (a for a in beside if a.value not in known):
-        yield f"touches {a}, which it has no need of"
+        yield f"launch of {t.name!r} touches {a}, which {t.op} does not need"

@@ -17,6 +17,7 @@ from ggraph.verify import CounterExample, examine, races
 
 from .common import AsJson, apart, print_json, standard_input, terminal, write_text
 
+IDLE = "No command reads, and no two touch a common byte: nothing was at stake."
 MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n * n of them
 
 
@@ -94,6 +95,8 @@ def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) 
     else:
         facts = {k: v for k, v in vars(verdict).items() if not isinstance(v, tuple)}  # has no graph
         rows = [_row(k, v) for k, v in facts.items()]
+        if not (verdict.pairs_checked or verdict.reads_proved):
+            rows.append(IDLE)
         console.print(Panel(Text("\n".join(rows)), title="proved", title_align="left"))
     for race in found:
         console.print(Text(race, style="red"))
