@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plan_strategies import with_commands
 
 from ggraph import ops
@@ -17,7 +20,7 @@ from ggraph.plan import Access, Actor, Command, Do, Placement, Plan, Schedule, S
 from ggraph.tensor import Tensor, input, weight
 from ggraph.verify import CounterExample, examine
 from ggraph.verify.steps import step_faults
-from ggraph.verify.wiring import wiring_faults
+from ggraph.verify.wiring import _merged, _origins, wiring_faults
 
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
 SIM = sim_spec("sim0")
@@ -79,7 +82,16 @@ def faults(p: Plan) -> list[str]:
     return [f.message for f in wiring_faults(p)]
 
 
+def late(c: Command) -> Command:
+    return replace(c, writes=tuple(replace(a, start=a.start + 1) for a in c.writes))
+
+
 CASES: list[tuple[str, Plan, str]] = [
+    (
+        "a write declared too late",
+        edited(does(Do.LAUNCH, "a"), late),
+        f"writes {N} bytes of 'a' without declaring it",
+    ),
     (
         "an undeclared read",
         edited(does(Do.LAUNCH, "a"), no_reads),
@@ -136,8 +148,8 @@ def test_a_copy_node_must_get_its_sources_bytes() -> None:
     assert f"no command computes '{moved.node}'" in faults(without(lambda c: c is moved))
 
 
-def test_bytes_may_be_moved_in_pieces_and_by_several_commands() -> None:
-    """Reads and writes of a copy are end to end: cut anywhere, in any command, they still fit."""
+def test_bytes_may_be_moved_in_pieces_by_several_commands() -> None:
+    """Cut anywhere, they still fit; but each command moves one range to one."""
     moved = node_copy()
     (r,), (w,) = moved.reads, moved.writes
     cut = replace(
@@ -145,7 +157,8 @@ def test_bytes_may_be_moved_in_pieces_and_by_several_commands() -> None:
         reads=(replace(r, stop=100), replace(r, start=100)),
         writes=(replace(w, stop=60), replace(w, start=60)),
     )
-    assert faults(edited(lambda c: c is moved, lambda _: cut)) == []
+    both = examine(edited(lambda c: c is moved, lambda _: cut))
+    assert isinstance(both, CounterExample) and "copy of 2 ranges to 2: one is" in both.message
     halves = [
         replace(moved, reads=(replace(r, stop=128),), writes=(replace(w, stop=128),)),
         replace(moved, reads=(replace(r, start=128),), writes=(replace(w, start=128),)),
@@ -273,7 +286,8 @@ def test_an_input_is_staged_in_one_buffer() -> None:
     commands = [
         Command(Do.HOST_WRITE, host, "one", "x", (), (one,)),
         Command(Do.HOST_WRITE, host, "two", "x", (), (two,)),
-        Command(Do.COPY, stream, "x", "x", (one, two), whole),
+        Command(Do.COPY, stream, "x", "x", (one,), (replace(whole[0], stop=N // 2),)),
+        Command(Do.COPY, stream, "x", "x", (two,), (replace(whole[0], start=N // 2),)),
         Command(Do.LAUNCH, stream, "y", "y", whole, y),
         Command(Do.HOST_READ, host, "y", "y", y),
     ]
@@ -283,12 +297,48 @@ def test_an_input_is_staged_in_one_buffer() -> None:
     assert [f.message for f in step_faults(p)] == [
         "host_write of 'x' in ranges of [128] bytes, expected one of 256",
         "host_write of 'x' in ranges of [128] bytes, expected one of 256",
-        "copy of 2 ranges to 1: one is moved, to one",
     ]
+    joined = Command(Do.COPY, stream, "x", "x", (one, two), whole)
+    found = [f.message for f in step_faults(with_commands(p, [joined]))]
+    assert found == ["copy of 2 ranges to 1: one is moved, to one"]
     foreign = Command(Do.HOST_WRITE, host, "three", "x", (), (Access("three", 0, 4),))
     assert "host_write for 'x' moves three[0:4], bytes of another" in faults(
         with_commands(p, [foreign, *commands])
     )
+
+
+MOVES = st.dictionaries(
+    st.sampled_from("abc"),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from("abcd"), st.integers(0, 5)),
+        max_size=4,
+    ),
+)
+
+
+@given(MOVES, st.sampled_from("abc"), st.integers(0, 7), st.integers(0, 8))
+def test_bytes_are_traced_to_where_they_first_were(
+    drawn: dict[str, list[tuple[int, int, str, int]]], value: str, start: int, size: int
+) -> None:
+    """Byte by byte, through copies of copies, until one has come back to a value on its way."""
+    moves: dict[str, list[tuple[int, int, str, int]]] = {}
+    for name, found in drawn.items():
+        for first, count, source, begin in sorted(found):  # no byte is written twice
+            if first >= max((stop for _, stop, _, _ in moves.get(name, [])), default=0):
+                moves.setdefault(name, []).append((first, first + count, source, begin))
+
+    def origin(name: str, at: int, passed: tuple[str, ...]) -> tuple[str, int]:
+        for first, stop, source, begin in moves.get(name, []) if name not in passed else []:
+            if first <= at < stop:
+                return origin(source, begin + at - first, (*passed, name))
+        return name, at
+
+    pieces = [*_origins([Access(value, start, start + size)], moves)]
+    found_bytes = [(name, at) for name, first, stop in pieces for at in range(first, stop)]
+    assert found_bytes == [origin(value, at, ()) for at in range(start, start + size)]
+    joined = _merged(pieces)
+    assert [(n, at) for n, a, b in joined for at in range(a, b)] == found_bytes
+    assert all(one[::2] != two[:2] for one, two in pairwise(joined))
 
 
 def test_bytes_that_two_copies_shift_are_traced_to_where_they_were() -> None:

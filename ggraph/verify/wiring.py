@@ -7,7 +7,7 @@ must reach the host whole. A plan without a graph (another runtime's) has its de
 Legend: a piece is (value, start, stop), bytes of a value; t, s tensors; a, r, w accesses.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from ggraph.plan import Access, Command, Do, Plan
@@ -15,11 +15,15 @@ from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample, at_command
 
 Piece = tuple[str, int, int]
-Moves = Mapping[str, list[tuple[int, int, Piece]]]  # value -> its bytes [start, stop), their origin
+Move = tuple[int, int, str, int]  # a value's bytes [start, stop), where the first of them was
+Moves = Mapping[str, Sequence[Move]]  # by value, in order
 
 
 def wiring_faults(plan: Plan) -> Iterator[CounterExample]:
-    """Every command and tensor that does not do what the graph says."""
+    """Every command and tensor that does not do what the graph says.
+
+    Relies on what `step_faults` has seen.
+    """
     tensors = {t.name: t for t in plan.graph}
     if not tensors:
         return
@@ -132,23 +136,13 @@ def _is(accesses: Iterable[Access], t: Tensor, moves: Moves) -> bool:
 
 
 def _moves(plan: Plan) -> Moves:
-    """What copies put where: their writes, end to end, get their reads, end to end."""
-    found: dict[str, list[tuple[int, int, Piece]]] = {}
+    """What copies put where: each moves one range to one."""
+    found: dict[str, list[Move]] = {}
     for c in plan.schedule:
         if c.do is Do.COPY:
-            reads = [(a.value, a.start, a.stop) for a in c.reads]
-            for w in c.writes:
-                at = w.start
-                while at < w.stop:
-                    value, start, stop = reads.pop(0)
-                    size = min(stop - start, w.stop - at)
-                    if start + size < stop:
-                        reads.insert(0, (value, start + size, stop))
-                    found.setdefault(w.value, []).append(
-                        (at, at + size, (value, start, start + size))
-                    )
-                    at += size
-    return {value: sorted(pieces) for value, pieces in found.items()}
+            (r,), (w,) = c.reads, c.writes
+            found.setdefault(w.value, []).append((w.start, w.stop, r.value, r.start))
+    return {value: sorted(moved) for value, moved in found.items()}
 
 
 def _origins(
@@ -157,7 +151,7 @@ def _origins(
     """The same bytes where they first were, before any copy; `passed` stops at circles."""
     for a in accesses:
         at = a.start
-        for start, stop, (source, begin, _) in moves.get(a.value, ()):
+        for start, stop, source, begin in moves.get(a.value, ()):
             first, last = max(start, at), min(stop, a.stop)
             if first < last and a.value not in passed:
                 if at < first:
