@@ -507,6 +507,19 @@ def test_which_sources_a_result_may_replace() -> None:
     assert value_of(lambda a, b: ops.soft_max(a)) == {"a"}
     assert value_of(lambda a, b: ops.soft_max(a, a)) == frozenset()
     assert value_of(lambda a, b: ops.swiglu(a, a)) == {"a"}
+    assert value_of(lambda a, b: ops.where(a, a, b)) == {"a", "b"}
+    assert value_of(lambda a, b: ops.where(a, b, ops.rows(a, 0, 1))) == {"b"}
+    assert value_of(lambda a, b: ops.where(a, a, a.T)) == frozenset()
+    assert value_of(lambda a, b: ops.where(a.T, a, a)) == frozenset()
+
+
+def test_a_record_may_name_more_sources_than_a_tensor_has() -> None:
+    """A chain of elementwise operations may work in place over any of those that it has."""
+    a = linear("a", input("x", (E, E)))
+    made = make_plan(Graph.of({"y": ops.scale(ops.silu(a), 2.0)}), [cpu_spec("cpu")])
+    (chain,) = [t for t in made.plan.graph if t.op == "chain"]
+    assert chain.spec is not None and len(chain.spec.inplace_ok) > len(chain.sources) == 1
+    assert replaceable(chain) == {"a"}
 
 
 def test_an_overwritten_tensor_is_read_by_no_other_source() -> None:
@@ -517,6 +530,7 @@ def test_an_overwritten_tensor_is_read_by_no_other_source() -> None:
         ops.set_rows(cache, seen, ids)
     fair = ops.set_rows(cache, input("r", (2, E)), ids, name="moved")
     moved = replace(fair, sources=(cache, seen, ids))  # as nobody can write it
+    assert list(_overwriting(replace(fair, sources=(cache, ops.rows(cache, 0, 0), ids)))) == []
     graph = Graph.of({"y": ops.scale(moved, 2.0)})
     with pytest.raises(Exception, match=r"'moved' overwrites 'c' and reads it as another"):
         make_plan(graph, [SIM0])

@@ -94,7 +94,7 @@ def _overwriting(t: Tensor) -> Iterator[str]:
     old = t.sources[t.spec.overwrites]
     if (old.offset, old.nbytes) != (0, old.root.nbytes) or old.nbytes != t.nbytes:
         yield f"overwrites a part of {old.root.name!r}"
-    if any(_overlap(o, old) for o in _others(t, t.spec.overwrites)):
+    if _showing(t, t.spec.overwrites):
         yield f"overwrites {old.root.name!r} and reads it as another source: read a copy (cont)"
 
 
@@ -112,20 +112,15 @@ def _in_place(t: Tensor, slot: int) -> bool:
     s = t.sources[slot]
     whole = s.offset == 0 and s.nbytes == s.root.nbytes and s.is_contiguous and t.is_contiguous
     alike = (s.shape, s.dtype) == (t.shape, t.dtype)
-    seen = [o for o in _others(t, slot) if _overlap(o, s)]
+    seen = _showing(t, slot)
     same = all((o.offset, o.shape, o.strides) == (s.offset, s.shape, s.strides) for o in seen)
     return whole and alike and (not seen or (t.spec.elementwise and same))
 
 
-def _others(t: Tensor, slot: int) -> list[Tensor]:
-    return [o for i, o in enumerate(t.sources) if i != slot]
-
-
-def _overlap(o: Tensor, s: Tensor) -> bool:
-    """Whether two tensors show a byte of one root."""
-    return o.root is s.root and any(
-        a < d and c < b for a, b in o.byte_ranges() for c, d in s.byte_ranges()
-    )
+def _showing(t: Tensor, slot: int) -> list[Tensor]:
+    """The other sources that show a byte of the root of source `slot`, which is to show it all."""
+    root = t.sources[slot].root
+    return [o for i, o in enumerate(t.sources) if i != slot and o.root is root and o.nbytes]
 
 
 def _homeless(v: Value, plan: Plan) -> Iterator[str]:
