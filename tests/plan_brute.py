@@ -1,9 +1,9 @@
 """Plans executed on symbolic bytes in every order that host and streams allow. No test is in here.
 
-An operational meaning, with no notion of happens-before: the host walks down the list, streams take
-commands from their queues, a wait holds its stream up until the record that was current when it was
-enqueued is done. `brute` visits every reachable state. Each cell of memory holds the value and the
-run that wrote it; reads check the tags.
+An operational meaning, with no notion of happens-before (which stands at the end, by itself): the
+host walks down the list, streams take commands from their queues, a wait holds its stream up until
+the record that was current when it was enqueued is done. `brute` visits every reachable state. Each
+cell of memory holds the value and the run that wrote it; reads check the tags.
 
 What it calls harmful is exactly: two enabled commands that touch a byte, one of them writing (a
 race, whether or not tags would agree); a read, or the end of any run, that finds another tag than
@@ -13,7 +13,7 @@ leave (clash); a value that no execution ever makes (unmade).
 Legend: u number of an unrolled command, q queue of a stream, cell a run of bytes never cut.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import lcm
@@ -285,3 +285,17 @@ def brute(plan: Plan, runs: int = 0, limit: int = 50_000, *, memo: bool = True) 
                 seen.add(state)
                 stack.append(state)
     return Outcome(race, wrong, clash, unmade(machine), visited)
+
+
+def happens_before(commands: Sequence[Command]) -> list[set[int]]:
+    """By the page of rules: what must be done before each command of a list of all runs."""
+    before: list[set[int]] = []
+    for v, c in enumerate(commands):
+        earlier = list(enumerate(commands[:v]))
+        direct = {u for u, d in earlier if d.actor in (c.actor, HOST_ACTOR)}
+        if c.do is Do.WAIT or (c.do is Do.HOST_SYNC and c.event is not None):
+            direct |= set([u for u, d in earlier if d.do is Do.RECORD and d.event == c.event][-1:])
+        elif c.do is Do.HOST_SYNC:
+            direct |= {u for u, d in earlier if c.waits_for in (None, d.actor)}
+        before.append(direct.union(*(before[u] for u in direct)))
+    return before

@@ -115,7 +115,9 @@ def test_inputs_are_not_overwritten_while_the_last_run_reads_them() -> None:
 def test_rotating_inputs_allow_one_run_more_in_flight() -> None:
     """With two slots the host needs to have waited for the run before last only."""
     body = (put("hx"), run(S0, "y", "hx"), record(S0))
-    assert fault(plan({"hx": (0, 32), "y": 0}, *body)).second.iteration == 2  # type: ignore[union-attr]
+    late = plan({"hx": (0, 32), "y": 0}, *body)
+    assert fault(late).second.iteration == 2  # type: ignore[union-attr]
+    assert [(r.first.iteration, r.second.iteration) for r in races(late)] == [(0, 2)]
     proof(plan({"hx": (0, 32), "y": 0}, sync(event="e"), *body))
     assert fault(plan({"hx": (0, 0), "y": 0}, *body)).kind == "race"
 

@@ -6,11 +6,13 @@ The deep run (20,000 plans, scripts/deep_verify.py) makes the same comparison.
 """
 
 import random
+from collections.abc import Iterator
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_brute import TooLarge, brute
+from plan_brute import TooLarge, brute, happens_before, period
 from plan_strategies import MUTATIONS, Mutation, mutants, plans, random_plan, with_commands
 from verify_kit import S0, S1, accesses, copy, get, plan, put, record, run, sync, wait
 
@@ -61,6 +63,30 @@ def test_looking_at_neighbours_is_enough(p: Plan) -> None:
         assert verdict.kind != "race" or races(p)
     else:
         assert not races(p)
+
+
+@given(plans())
+def test_all_races_are_all_pairs_that_no_chain_of_rules_orders(p: Plan) -> None:
+    """Every two accesses of two periods that share a byte, compared one by one."""
+    commands, regions = p.schedule.commands, p.memory.regions
+    runs, count = 2 * period(p), len(commands)
+    before, wanted = happens_before(commands * runs), set[tuple[int, int, str, str]]()
+
+    def uses(u: int) -> Iterator[tuple[str, int, int, bool, str]]:
+        c = commands[u % count]
+        for a, writes in (*((a, False) for a in c.reads), *((a, True) for a in c.writes)):
+            region = regions[a.value]
+            base = region.offsets[u // count % len(region.offsets)]
+            yield region.buffer, base + a.start, base + a.stop, writes, a.value
+
+    for v in range(count * runs):
+        for u in (u for u in range(v) if u not in before[v]):
+            for (b, s, e, w, x), (c, t, f, r, y) in product(uses(u), uses(v)):
+                if b == c and max(s, t) < min(e, f) and (w or r):
+                    wanted.add((u % count, v % count, x, y))
+    found = races(p)
+    assert {(r.first.index, r.second.index, *r.values) for r in found} == wanted
+    assert len(found) == len(wanted) and all(r.start < r.stop for r in found)
 
 
 @given(plans(most=3))

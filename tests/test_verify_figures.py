@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from verify_kit import S0, S1, SIZE, fault, get, plan, proof, run, sync
+from verify_kit import S0, S1, SIZE, copy, fault, get, plan, proof, put, run, sync
 
 from ggraph import ops
 from ggraph.backends.sim import sim_spec
@@ -45,6 +45,8 @@ def test_bytes_cost_and_waits_cost() -> None:
     dear = Repair("a", nbytes=1 << 20), Repair("b", waits=2), Repair("c", seconds=1e-3)
     assert all(r.cost_s > Repair("nothing").cost_s == 0 for r in dear)
     assert Repair("a", nbytes=2).cost_s == 2 * Repair("a", nbytes=1).cost_s
+    assert Repair("b", waits=4).cost_s == 2 * Repair("b", waits=2).cost_s
+    assert 1e-6 < Repair("b", waits=1).cost_s < 1e-5, "a few microseconds"
 
 
 def test_a_producer_that_comes_late_is_named_with_its_places() -> None:
@@ -57,6 +59,38 @@ def test_a_producer_that_comes_late_is_named_with_its_places() -> None:
     same = run(S0, "u"), run(S0, "y", "x"), run(S0, "x", seconds=3e-6), sync(), get("y"), get("u")
     (repair,) = fault(plan({"u": 0, "x": 32, "y": 64}, *same)).repairs
     assert (repair.waits, repair.seconds) == (0, 0.0), "one queue: nothing to wait for"
+
+
+def test_what_one_command_shows_it_shows_in_the_first_run() -> None:
+    found = fault(plan({"x": 0}, run(S0, "x"), run(S0, "x:0:99")))
+    assert found.kind == "declaration" and found.first is not None
+    assert (found.first.index, found.first.iteration, found.second) == (1, 0, None)
+
+
+def test_bytes_count_from_the_first_touch_to_the_last_of_many() -> None:
+    """x is touched by three commands on the same bytes; w only by the first, u by the last."""
+    body = run(S0, "x w"), run(S0, "y", "x"), run(S0, "u", "x", "y"), sync(), get("u")
+    assert bound(plan({"x": 0, "w": 32, "y": 64, "u": 96}, *body)) == 3 * SIZE
+    early = run(S0, "x w z"), run(S0, "y", "x"), run(S0, "u", "x"), sync(), get("u")
+    places = {"x": 0, "w": 32, "y": 64, "u": 96, "z": 128}
+    assert bound(plan(places, *early)) == 3 * SIZE, "x with all that is made beside it"
+
+
+def test_what_is_there_before_the_first_run_counts_from_the_first_command() -> None:
+    body = run(S0, "w v"), run(S0, "y", "x"), sync(), get("y")
+    places = {"x": 0, "w": 32, "v": 64, "y": 96}
+    assert bound(plan(places, *body, x={"initial": True})) == 3 * SIZE
+
+
+def test_what_overwrites_a_value_needs_no_bytes_of_its_own() -> None:
+    body = run(S0, "x"), run(S0, "y", "x"), sync(), get("y")
+    assert bound(plan({"x": 0, "y": 0}, *body, y={"same_as": "x"})) == SIZE
+
+
+def test_a_result_saves_nothing_of_a_source_on_another_device() -> None:
+    body = put("hx"), copy(S0, "y", "hx"), sync()
+    here = bound(plan({"hx": 0, "y": 0}, *body))
+    assert bound(plan({"hx": 0, "y": 0}, *body, y={"may_replace": ("hx",)})) == here == 2 * SIZE
 
 
 def test_a_fault_without_bytes_names_none() -> None:

@@ -6,7 +6,6 @@ take little more than twice the steps: there is sorting, but all is never compar
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from growth_kit import work
@@ -14,7 +13,6 @@ from plan_strategies import plan_of, with_value
 
 from ggraph.device import DeviceSpec
 from ggraph.plan import Access, Actor, Buffer, Certificate, Command, Do, Plan, Region, Value
-from ggraph.record.causes import diagnose
 from ggraph.verify import CounterExample, examine
 from ggraph.verify import proof as judging
 
@@ -104,38 +102,6 @@ def steps(plan: Plan) -> int:
 def test_twice_the_plan_takes_about_twice_the_steps(made: Callable[[int], Plan]) -> None:
     small, large = steps(made(200)), steps(made(800))
     assert large < 4 * 1.3 * small, f"{made.__name__}: {small} steps, then {large}"
-
-
-def unsynchronised(n: int) -> Plan:
-    """One stream writes what another reads, on bytes used again and again; waits are missing."""
-    values = [Value(f"v{i}", "d", 4) for i in range(n)]
-    regions = {v.name: Region("m", (4 * (i % 8),), 4) for i, v in enumerate(values)}
-    commands: list[Command] = []
-
-    def event(after: int, before: int, name: str) -> None:
-        commands.append(Command(Do.RECORD, Actor("d", after), name, event=name))
-        commands.append(Command(Do.WAIT, Actor("d", before), name, event=name))
-
-    for i, v in enumerate(values):
-        whole = [Access(v.name, 0, 4)]
-        commands.append(launch(f"write {i}", [], whole))
-        if i % 16 != 5:
-            event(0, 1, f"e{i}")
-        commands.append(launch(f"read {i}", whole, [], 1))
-        if i % 8 == 7:
-            event(1, 0, f"back{i}")
-    return plan_of([DEVICE], values, commands, [Buffer("m", "d", 32, 1)], regions)
-
-
-def test_reports_grow_with_the_plan_and_its_races() -> None:
-    """All races, their causes and the repairs; nothing compares all with all."""
-    plans = unsynchronised(160), unsynchronised(640)
-    (few, small), (many, large) = (work(partial(diagnose, p)) for p in plans)
-    assert few is not None and many is not None
-    assert (len(few.causes), len(many.causes)) == (10, 40) and many.fewest.proved
-    assert sum(len(c.races) for c in many.causes) == 40 == len(many.fewest.waits)
-    assert large.lines < 4 * 1.3 * small.lines
-    assert not large.steeper(small, 4 * 1.5)
 
 
 def within_one(reads: list[Access], n: int = 100) -> Plan:

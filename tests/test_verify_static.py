@@ -25,6 +25,7 @@ from verify_kit import (
 )
 
 from ggraph.device import DeviceSpec
+from ggraph.graph import Graph
 from ggraph.plan import (
     HOST_ACTOR,
     Access,
@@ -32,10 +33,12 @@ from ggraph.plan import (
     Buffer,
     Command,
     Do,
+    Placement,
     Plan,
     Region,
     Splits,
 )
+from ggraph.tensor import input
 from ggraph.verify.static import static_faults
 
 END = sync()
@@ -195,6 +198,12 @@ FAULTS: list[tuple[str, Callable[[Plan], Plan], str, str]] = [
         "declaration",
         "launch chosen by 'hx'",
     ),
+    (
+        "written twice behind what is given up",
+        also(Command(Do.HOST_FREE, HOST_ACTOR, "free", None, (), (Access("hx", 0, SIZE),)), TWICE),
+        "declaration",
+        "y[0:32] has been written before in this run",
+    ),
     ("written twice", also(TWICE), "declaration", "y[0:32] has been written before in this run"),
 ]
 
@@ -206,6 +215,54 @@ def test_every_fault_is_listed_in_the_order_of_the_checks() -> None:
     assert found[1] == "mem is on unknown device 'q'"
     assert "'x' belongs on d, lies on q" in found and "'y' lies in no region" in found
     assert found.index("'y' lies in no region") > found.index("'x' belongs on d, lies on q")
+
+
+def test_a_fault_hides_no_other_of_its_kind() -> None:
+    """Of two buffers on no device, two values in no buffer, and what lies behind them."""
+    p = buffer("mem", device="q")(buffer("host", device="r", alignment=3)(good()))
+    found = [f.message for f in static_faults(region("hx", buffer="s")(region("x", buffer="t")(p)))]
+    for said in ("mem is on unknown device 'q'", "host is on unknown device 'r'",
+                 "host: alignment 3 is not a power of two",
+                 "'x' lies in unknown buffer 't'", "'hx' lies in unknown buffer 's'",
+                 "'y' belongs on d, lies on q"):  # fmt: skip
+        assert said in found, found
+
+
+@pytest.mark.parametrize("alignment", range(-2, 66))
+def test_alignments_are_powers_of_two(alignment: int) -> None:
+    p = buffer("host", alignment=alignment)(good())
+    if alignment in (1, 2, 4, 8, 16, 32, 64):
+        proof(p)
+    else:
+        assert fault(p).kind == "alignment"
+
+
+def test_a_device_may_be_full_to_its_last_byte() -> None:
+    p = on(good(), replace(DEV, memory_bytes=ROOM))
+    proof(p)
+    assert fault(on(p, replace(DEV, memory_bytes=ROOM - 1))).kind == "capacity"
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "sound"),
+    [
+        ((2, 4), (16, 4), True),
+        ((0, 4), (16, 4), True),
+        ((-1, 4), (16, 4), False),
+        ((2, -1), (16, 4), False),
+        ((2, 4), (4,), False),
+        ((2,), (16, 4), False),
+        ((), (4,), False),
+    ],
+)
+def test_tensors_have_a_stride_for_each_axis(
+    shape: tuple[int, ...], strides: tuple[int, ...], sound: bool
+) -> None:
+    x = replace(input("x", (2, 4)), shape=shape, strides=strides)
+    placement = Placement(Graph("forged", (x,), (), {}), (DEV,), {})
+    p = good()
+    forged = replace(p, schedule=replace(p.schedule, splits=Splits(placement, ())))
+    assert ([f.values for f in static_faults(forged)] == [("x",)]) == (not sound)
 
 
 @pytest.mark.parametrize(

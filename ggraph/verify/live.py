@@ -55,7 +55,7 @@ def _touched(plan: Plan) -> dict[str, Uses]:
     owned = {v for v in plan.schedule.values if not buffers[regions[v].buffer].external}
     for i, c in enumerate(plan.schedule):
         for a in () if c.do is Do.HOST_FREE else (*c.reads, *c.writes):
-            if a.start < a.stop and a.value in owned:
+            if a.value in owned:
                 uses = found.setdefault(a.value, {})
                 span = (a.start, a.stop)
                 uses[span] = (uses[span][0] if span in uses else i, i)

@@ -5,7 +5,7 @@ accesses that meet are held against the clocks: slower, and complete however bro
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -95,20 +95,17 @@ def _meeting(uses: Sequence[Use], order: Clocks) -> Iterator[tuple[Use, Use]]:
     """Overlapping uses, one of them a write, that are not ordered; `uses` sorted by first byte."""
     active: list[_Place] = []
     for span, same in groupby(uses, key=lambda use: use[:2]):
-        here = _Place(span, order, sorted(same, key=lambda use: use[2]))
-        active = [p for p in active if p.span[1] > span[0]]
-        for there in (*active, here):
-            if here.written or there.written:
-                yield from here.unordered(there)
-        active.append(here)
+        here = _Place(span, order, same)
+        active = [*(p for p in active if p.span[1] > span[0]), here]
+        for there in active:
+            yield from here.unordered(there)
 
 
 class _Place:
     """The uses of just these bytes, by actor and in enqueue order."""
 
-    def __init__(self, span: tuple[int, int], order: Clocks, uses: Sequence[Use]) -> None:
+    def __init__(self, span: tuple[int, int], order: Clocks, uses: Iterable[Use]) -> None:
         self.span, self.order = span, order
-        self.written = any(use[3] for use in uses)
         self.by: dict[tuple[int, bool], list[Use]] = {}
         for use in uses:
             self.by.setdefault((order.actor[use[2]], use[3]), []).append(use)
