@@ -305,8 +305,8 @@ def _runs(t: Tensor, limit: int) -> tuple[tuple[int, int], ...] | None:
     length = t.dtype.block_bytes
     rest: list[tuple[int, int]] = []
     for stride, n in axes:
-        if stride <= length and not rest:
-            length = max(length, stride * (n - 1) + length)
+        if stride <= length:  # and so were all that are smaller
+            length += stride * (n - 1)
         else:
             rest.append((stride, n))
     if prod(n for _, n in rest) > limit:
@@ -321,7 +321,7 @@ def _merge(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     out = [runs[0]]
     for start, stop in runs[1:]:
         if start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(stop, out[-1][1]))
+            out[-1] = (out[-1][0], stop)  # all are of one length
         else:
             out.append((start, stop))
     return tuple(out)

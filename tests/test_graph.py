@@ -1,16 +1,22 @@
 """The DSL's values: naming, ordering, views, overwrites, and what is refused."""
 
+from itertools import pairwise
+from math import prod
+
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import ggraph.ops.elementwise as ops
-from ggraph.dtype import F16, F32, I32, I64, Q4_0
+from ggraph.dtype import F16, F32, I32, I64, Q4_0, DType
 from ggraph.errors import GraphError, ShapeError
 from ggraph.face import scope
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
 from ggraph.ops.recurrent import ssm_conv, ssm_conv_next
 from ggraph.ops.rows import set_rows
+from ggraph.ops.shape import narrow, permute, view
 from ggraph.tensor import Kind, Tensor, contiguous, input, leaf, state, weight
 
 
@@ -26,6 +32,10 @@ def test_operators_build_ops_and_a_graph_names_them() -> None:
 def test_strides_are_bytes_and_block_rows_are_whole_blocks() -> None:
     assert contiguous((2, 3, 4), F32) == (48, 16, 4)
     assert contiguous((3, 64), Q4_0) == (36, 18)
+    assert contiguous((), F32) == () and contiguous((0, 4), F32) == (16, 4)
+    for negative in ((-1, 4), (4, -1), (-2, -2)):
+        with pytest.raises(ShapeError, match="negative size in shape"):
+            contiguous(negative, F32)
     with pytest.raises(ShapeError, match="33 elements"):
         contiguous((3, 33), Q4_0)
     for shape in ((1 << 60,), (2, 1 << 59), (1 << 59, 2), (1 << 20, 1 << 20, 1 << 20)):
@@ -121,8 +131,8 @@ def test_a_shape_is_whole_numbers(shape: object) -> None:
 def test_sizes_and_types_may_be_numpys() -> None:
     t = weight("x", np.array([2, 3]), np.float16)  # type: ignore[arg-type]
     assert t.shape == (2, 3) and type(t.shape[0]) is int and t.dtype is F16
-    for given, wanted in (("f16", F16), ("float32", F32), ("Q4_0", Q4_0), (np.dtype("i4"), I32)):
-        assert weight("x", (32,), given).dtype is wanted  # type: ignore[arg-type]
+    for text, wanted in (("f16", F16), ("float32", F32), ("Q4_0", Q4_0), (np.dtype("i4"), I32)):
+        assert weight("x", (32,), text).dtype is wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [None, "float", "f33", np.uint16, np.uint8, complex, 3, object()])
@@ -204,3 +214,52 @@ def test_what_is_replaced_in_a_scope_keeps_its_names() -> None:
     with scope("a"):
         inside = g.replace(heirs)
     assert [t.name for t in inside] == [t.name for t in g.replace(heirs)]
+
+
+SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=3)
+
+
+def bytes_shown(t: Tensor) -> set[int]:
+    """Element by element, or block by block, from its offset along its strides."""
+    counts = [*t.shape[:-1], t.shape[-1] // t.dtype.block] if t.shape else []
+    starts = [t.offset + sum(i * s for i, s in zip(at, t.strides, strict=True))
+              for at in np.ndindex(*counts)]  # fmt: skip
+    return {b for start in starts for b in range(start, start + t.dtype.block_bytes)}
+
+
+@given(SIZES, st.integers(0, 3), st.permutations([0, 1, 2]), st.integers(1, 70))
+@example([(3, 2), (2, 5)], 0, [0, 1, 2], 70)
+@example([(2, 5), (3, 2), (2, 1)], 0, [2, 0, 1], 70)
+def test_the_bytes_of_a_view_are_those_of_its_elements(
+    axes: list[tuple[int, int]], start: int, turned: list[int], limit: int
+) -> None:
+    """Any window, overlapping itself or with gaps, turned: exact up to so many runs, else whole."""
+    shape, steps = [n for n, _ in axes], [s for _, s in axes]
+    x = input("x", (70,), F16)
+    t = view(x, shape, steps, start)
+    t = permute(t, *(a for a in turned if a < len(shape)))
+    shown, found = bytes_shown(t), t.byte_ranges(limit)
+    covered = {b for first, stop in found for b in range(first, stop)}
+    assert covered >= shown and t.nbytes == (max(shown) + 1 - min(shown) if shown else 0)
+    assert all(first < stop for first, stop in found)
+    assert all(one[1] < other[0] for one, other in pairwise(found))
+    if covered != shown:
+        assert found == ((t.offset, t.offset + t.nbytes),) and prod(shape) > limit
+    assert t.is_contiguous == (not shown or t.strides == contiguous(t.shape, F16))
+
+
+@pytest.mark.parametrize("dtype", [F32, Q4_0])
+def test_the_bytes_of_a_box_are_whole_blocks(dtype: DType) -> None:
+    x = input("x", (3, 4, 96), dtype)
+    for starts, sizes in (
+        ((0, 1, 32), (3, 2, 32)),
+        ((1, 0, 0), (1, 4, 96)),
+        ((2, 3, 64), (1, 1, 32)),
+    ):
+        t = x
+        for axis, (start, count) in enumerate(zip(starts, sizes, strict=True)):
+            t = narrow(t, axis, start, count)
+        t = permute(t, 1, 0, 2)
+        covered = {b for first, stop in t.byte_ranges() for b in range(first, stop)}
+        shown = bytes_shown(t)
+        assert covered == shown and t.nbytes == max(shown) + 1 - min(shown)

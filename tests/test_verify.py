@@ -215,12 +215,15 @@ def test_in_place_byte_by_byte() -> None:
     """A promise covers a result that begins where its source does, not one beside it."""
     body = (run(S0, "x"), run(S0, "y", "x"))
     promise = {"may_replace": ("x",)}
-    assert fault(plan({"x": 0, "y": 16}, *body, END, y=promise)).kind == "alias"
+    f = fault(plan({"x": 0, "y": 16}, *body, END, y=promise))
+    assert (f.kind, f.start, f.stop) == ("alias", 16, 32), "what both touch"
 
 
 def test_two_results_of_one_command_do_not_share() -> None:
     f = fault(in_place(run(S0, "x y")))
     assert f.kind == "alias" and "to the same bytes" in f.message
+    f = fault(plan({"x": 16, "y": 0}, run(S0, "x:0:16 y:8:32"), END))
+    assert (f.kind, f.start, f.stop) == ("alias", 16, 32), "what both touch"
 
 
 # States, and what outlives a run.

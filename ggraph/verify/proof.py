@@ -35,7 +35,7 @@ class Proof:
     reads: int = 0
     visits: int = 0
     reuses: set[tuple[str, str]] = field(default_factory=set)
-    _period: int = 1
+    _period: int = field(init=False)
     _homes: dict[str, tuple[History, Sequence[int]]] = field(default_factory=dict)  # of values
     _reads: list[Sequence[Access]] = field(default_factory=list)  # of each command, each once
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
