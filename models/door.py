@@ -78,6 +78,6 @@ def unknown(where: object, asked: str, names: list[str]) -> ModelError:
     near = difflib.get_close_matches(asked, names, 1, 0.4)
     hint = f"; the nearest known is {near[0]!r}" if near else ""
     return ModelError(
-        f"{where}: architecture {shown(asked)} is not known{hint}; known: {', '.join(names)}; "
-        f"bring your own with --arch-file FILE.py (docs/architectures.md)"
+        f"{where}: architecture {shown(asked)} is not known{hint}; known are {len(names)} "
+        f"(docs/models.md); bring your own with --arch-file FILE.py (docs/architectures.md)"
     )
