@@ -41,11 +41,10 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
-    """Of layer i: [T, E] -> [T, E]. Experts are chosen by sigmoids; one more takes every row."""
+    """Of layer i: [T, E] -> [T, E]. Beside experts there is one that takes every row."""
     c = s.config
     if not c.num_experts:
         return _plain(s, x, i, c.intermediate_size)
-    s.w(f"blk.{i}.exp_probs_b.bias", c.num_experts)
     shared = _plain(s, x, i, c.shared_intermediate_size, "_shexp")
     return blocks.experts(s, x, i, unit=_square, gated=False) + shared
 
@@ -98,11 +97,12 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
-    """Nothing turns; files of mixtures have a name of their own."""
-    name = NEMOTRON_H_MOE.name if c.num_experts else NEMOTRON_H.name
-    chosen = c.expert_gating_func or (SIGMOID if c.num_experts else 0)
-    flat = (False,) * c.num_hidden_layers
-    return replace(c, architecture=name, rotated_layers=flat, expert_gating_func=chosen)
+    """Nothing turns; files of mixtures, whose experts are chosen by sigmoids, have a name of their
+    own."""
+    c = replace(c, architecture=NEMOTRON_H.name, rotated_layers=(False,) * c.num_hidden_layers)
+    if not c.num_experts:
+        return c
+    return replace(c, architecture=NEMOTRON_H_MOE.name, expert_gating_func=SIGMOID)
 
 
 def read(k: Keys, layers: int) -> dict[str, Any]:
