@@ -53,6 +53,7 @@ TESTS = {
         "verify_repairs",
         "verify_brute",
         "verify_large",
+        "exactness",
     ),
 }
 FIRST = {
@@ -67,6 +68,7 @@ FIRST = {
     "parts": "verify_parts",
     "wiring": "verify_wiring",
     "report": "verify_repairs",
+    "rounding": "exactness",
 }
 # What is loaded anew for each mutant; all else is loaded once.
 DEPENDENT = tuple(

@@ -24,7 +24,7 @@ from ggraph.pipeline import Options, make_plan
 from ggraph.rewrite import RULES, Known
 from ggraph.show import plan_text
 from ggraph.tensor import OPS, Array, Kind, Tensor, input, weight
-from ggraph.verify import approximations
+from ggraph.verify import Approximation, approximations
 
 KNOWN = Known(FUSED | IN_8_BITS, {}, lambda t: True)
 KEEPING = [r for r in RULES if r.keeps_bits]
@@ -129,3 +129,8 @@ def test_the_plans_text_says_so() -> None:
     assert re.search(r"approximates: quantise: rows to 8 bits \(1: x.a8\)", plan_text(rounded))
     exact = make_plan(quantised_block(), [cpu_spec("cpu", True)])
     assert "exact: nothing is rounded that the graph does not round" in plan_text(exact)
+
+
+def test_a_line_names_a_few_tensors_and_says_where_it_leaves_some_out() -> None:
+    for names, told in (("abc", "(3: a, b, c)"), ("abcd", "(4: a, b, c, ..)")):
+        assert str(Approximation("op", "d", "rows", tuple(names))) == f"op on d: rows {told}"

@@ -15,12 +15,11 @@ NAMED = 3  # tensors that a line names
 def launches(plan: Plan) -> Iterator[tuple[Tensor, DeviceSpec]]:
     """Each tensor of the graph that some launch computes, and where."""
     placement = plan.schedule.splits.placement
-    specs = {d.name: d for d in placement.devices}
     tensors = {t.name: t for t in plan.graph}
     for c in plan.schedule:
         t = tensors.get(c.node or "") if c.do is Do.LAUNCH else None
         if t is not None and t.spec is not None and t.size:
-            yield t, specs.get(c.actor.device) or placement.device_called(c.actor.device)
+            yield t, placement.device_called(c.actor.device)
 
 
 def named(op: str, device: str, what: str, tensors: tuple[str, ...]) -> str:
