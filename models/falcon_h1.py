@@ -34,7 +34,8 @@ def build(s: Step) -> Graph:
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
-    made = mamba2.mixed(s, normed, i) + blocks.attention(s, normed, i)
+    bare = not s.has(f"blk.{i}.ssm_norm.weight")
+    made = mamba2.mixed(s, normed, i, bare=bare) + blocks.attention(s, normed, i)
     return blocks.fed_forward(s, s.asked(x, i) + made, i)
 
 

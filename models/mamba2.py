@@ -21,8 +21,9 @@ from .recurrent import convolved, delta_net
 UNLIMITED = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # time steps, in JSON
 
 
-def mixed(s: Step, x: Tensor, i: int) -> Tensor:
-    """What layer i makes of x [T, E]: [T, E], of the last layer as `Step.asked` says."""
+def mixed(s: Step, x: Tensor, i: int, *, bare: bool = False) -> Tensor:
+    """What layer i makes of x [T, E]: [T, E], of the last layer as `Step.asked` says. What is
+    found is normalised behind its gate unless it is left `bare`."""
     c, blk, rows = s.config, f"blk.{i}", x.shape[0]
     g, n, h = c.linear_num_key_heads, c.linear_key_head_dim, c.linear_num_value_heads
     inner, p = c.linear_inner_size, c.linear_value_head_dim
@@ -41,7 +42,9 @@ def mixed(s: Step, x: Tensor, i: int) -> Tensor:
     kept = ops.cont(values).reshape(rows, h, p) * s.w(f"{blk}.ssm_d", h).reshape(h, 1)
     y = s.asked((found + kept).reshape(rows, inner), i)
     z = s.asked(ops.cont(ops.columns(parts, 0, inner)), i)
-    return blocks.linear(s, _even(s, ops.swiglu(z, y), i), f"{blk}.ssm_out", c.hidden_size)
+    opened = ops.swiglu(z, y)
+    even = opened if bare else _even(s, opened, i)
+    return blocks.linear(s, even, f"{blk}.ssm_out", c.hidden_size)
 
 
 def _filter(s: Step, i: int, width: int) -> Tensor:
@@ -49,9 +52,7 @@ def _filter(s: Step, i: int, width: int) -> Tensor:
 
 
 def _even(s: Step, x: Tensor, i: int) -> Tensor:
-    """RMS norm of x [T, I], of the heads of each key by themselves, where there is one."""
-    if not s.has(f"blk.{i}.ssm_norm.weight"):
-        return x
+    """RMS norm of x [T, I], of the heads of each key by themselves."""
     (rows, inner), g = x.shape, s.config.linear_num_key_heads
     even = ops.rms_norm(x.reshape(rows, g, inner // g), eps=s.config.rms_norm_eps)
     return even.reshape(rows, inner) * s.w(f"blk.{i}.ssm_norm.weight", inner)

@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--case", default="", help="part of a row's name, such as 'decode at'")
     parser.add_argument("--again", action="store_true", help="measure what is there already, too")
     parser.add_argument("--peer", default="llama.cpp,ik_llama.cpp", help="those that are installed")
+    parser.add_argument("--memory", type=float, default=0.0, help="least GB/s for decoding's rows")
     given = parser.parse_args()
     begun = time.monotonic()
     peers = [p for p in given.peer.split(",") if built(p) is not None]
@@ -228,12 +229,15 @@ def main() -> None:
             path, given.threads, given.rounds, given.tokens, peers, asked
         ):
             new = row(case.name, case.unit, measured)
-            keep(out, given.threads, path.name, new, versions)
+            slow = case.kind == "decode" and (new["ceiling"] or 0) < given.memory * 1e9
+            if not slow:
+                keep(out, given.threads, path.name, new, versions)
             sides = {"ggraph": new["ours"], **{p: r["rate"] for p, r in new["peers"].items()}}
             told = {k: round(v, 1) for k, v in sides.items()}
             over = f"{new['ratio'] or 0:.2f}x, by processor time {new['busy_ratio'] or 0:.2f}x"
             shares = f"{new['our_share']:.2f} {new['their_share'] or 0:.2f}"
-            print(f"{path.name} {case.name}: {json.dumps(told)} {over} {shares}", flush=True)
+            left = f" (memory gave {new['ceiling'] or 0:.3g}: not kept)" if slow else ""
+            print(f"{path.name} {case.name}: {json.dumps(told)} {over} {shares}{left}", flush=True)
             if time.monotonic() - begun > given.seconds:
                 break
 

@@ -471,3 +471,19 @@ def test_weights_that_another_library_quantised_are_refused(method: str, tmp_pat
     told = {"quantization_config": {"quant_method": method}}
     with pytest.raises(FormatError, match=f"quantised by '{method}' are not read.*a GGUF file"):
         open_model(folder("tiny/llama_tied", tmp_path / "hf", told))
+
+
+@pytest.mark.parametrize("name", ["granite_hybrid", "granite_hybrid_moe", "nemotron_h"])
+def test_a_norm_behind_the_gate_must_be_there(name: str, tmp_path: Path) -> None:
+    """Falcon-H1 may have none; without its own another family would be another model."""
+    hf = folder(f"tiny2/{name}", tmp_path / "hf", {})
+    tensors = load_file(hf / "model.safetensors")
+    left = {
+        n: t
+        for n, t in tensors.items()
+        if not n.endswith(("mamba.norm.weight", "mixer.norm.weight"))
+    }
+    assert len(left) < len(tensors)
+    save_file(left, hf / "model.safetensors")
+    with pytest.raises(ModelError, match=r"no tensor 'blk.\d.ssm_norm.weight'"):
+        error(hf, f"tiny2/{name}")
