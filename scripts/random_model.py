@@ -222,9 +222,12 @@ def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Ar
     return raw
 
 
+COLUMNS = (".ssm_a", ".ssm_d", "norm.weight")  # vectors that files may hold as columns or in rows
+
+
 def tensor(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
     """A weight whose rows repeat; norms are ones, biases zeros, decays negative."""
-    if len(t.shape) == 1:
+    if len(t.shape) == 1 or t.name.endswith(COLUMNS):
         value = 0.0 if t.name.endswith(".bias") else -1.0 if t.name.endswith(".ssm_a") else 1.0
         made = t.data if np.any(t.data) else np.full(t.shape, value, np.float32)
         return RawTensor(t.name, dtypes.F32, t.shape, made)
