@@ -17,6 +17,7 @@ from ggraph.formats.checkpoint import RawTensor
 from .config import SIGMOID, DecoderConfig, Rope
 
 YARN = "rope_yarn.weight"  # made from the config, and in no file
+DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds (`lora`)
 
 
 class Stored(Protocol):
@@ -145,13 +146,13 @@ def layer_norm(s: Step, x: Tensor, name: str) -> Tensor:
 
 def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tensor:
     """x [T, n] times the weight `matrix` [width, n], and what an adapter adds: [T, width]."""
-    n, down = x.shape[-1], f"{matrix}.lora_a"
+    n, down = x.shape[-1], f"{matrix}{DOWN}"
     y = ops.mul_mat(s.w(matrix, width, n), x, name=name)
     if not s.has(down):
         return y
     rank = s.catalogue[down].shape[0]
     few = ops.mul_mat(s.w(down, rank, n), x)  # [T, R]
-    return y + ops.mul_mat(s.w(f"{matrix}.lora_b", width, rank), few)
+    return y + ops.mul_mat(s.w(f"{matrix}{UP}", width, rank), few)
 
 
 def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:

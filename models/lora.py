@@ -21,9 +21,9 @@ from ggraph.formats.gguf import read_gguf
 from ggraph.formats.hf import read_json, read_weights
 
 from .architecture import split
+from .blocks import DOWN, UP
 from .registry import ARCHITECTURES, Model, sanitize, text_part
 
-DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: A and B
 _PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _GGUF = re.compile(r"(.+)\.lora_([ab])")
 # Keys of PEFT's that must not be set: such an adapter is more than A and B.
