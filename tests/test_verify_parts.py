@@ -214,6 +214,23 @@ def test_a_reader_of_a_part_reads_the_indices_too(case: str) -> None:
         assert "that its partial copy need not bring" in str(verdict)
 
 
+@pytest.mark.parametrize("chosen_by", ["ids", None])
+def test_a_state_that_a_partial_copy_left_is_not_whole_in_the_next_run(
+    chosen_by: str | None,
+) -> None:
+    """Which slices came was chosen by the indices of the run before."""
+    p = without_graph(made("s"), moved("s.new", "table", chosen_by))
+    values = {n: replace(v, initial=v.initial or n == "s") for n, v in p.schedule.values.items()}
+    values["s.new"] = replace(values["s.new"], same_as="s")
+    regions = {**p.memory.regions, "s.new": p.memory.regions["s"]}
+    schedule = replace(p.schedule, values=values, carried={"s": "s.new"})
+    verdict = examine(Plan(schedule, replace(p.memory, regions=regions)))
+    if chosen_by is None:
+        assert isinstance(verdict, Certificate), str(verdict)
+    else:
+        assert "reads slices of 's' that its partial copy need not bring" in str(verdict)
+
+
 def test_a_part_of_a_part_chosen_by_others_is_no_part_of_it() -> None:
     look = Command(Do.HOST_READ, HOST_ACTOR, "look", "others", at("ids"))
     verdict = examine(without_graph(look, moved("y", "part", "others")))

@@ -25,7 +25,11 @@ def part_faults(plan: Plan) -> Iterator[CounterExample]:
     tensors = {t.name: t for t in plan.graph}
     alike = {} if tensors else _alike(plan)
     looks: dict[str | None, Sequence[Access]] = {}  # tensor -> what the host read of it last
-    brought: dict[str, list[Part]] = {}  # value -> the partial copies that fill it
+    last = {a.value: c for c in plan.schedule if c.chosen_by is not None for a in c.writes}
+    # value -> the partial copies that fill it; a state's came in the run before, by other indices
+    brought: dict[str, list[Part]] = {
+        state: [(last[v], ())] for state, v in plan.schedule.carried.items() if v in last
+    }
     for i, c in enumerate(plan.schedule):
         if c.do is Do.HOST_READ:
             looks[c.node] = c.reads
