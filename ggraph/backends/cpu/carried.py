@@ -53,16 +53,23 @@ def _sizes(x: Launch) -> dict[str, Any]:
     return {"heads": heads, "groups": key_heads(state, width), "d": d, "v": v, "width": width}
 
 
+def _put_down(x: Launch, *, ready: bool) -> dict[str, Any]:
+    """Rooms of what is known of the states after a step, filled by an earlier launch or by this
+    one, as arguments; 0 for none."""
+    return {"ends": 0, "change": 0, **{n: s for n, s in x.scratch.items() if s.ready is ready}}
+
+
 def delta_net(low: Lowering, x: Launch) -> bool:
-    """What queries find in the state after each row, and the states that texts end in, beside."""
+    """What queries find in the state after each row, and beside what is known of those after it."""
     _, _, rows, q, *course = x.sources
     if not nets(x.result.tensor):
         return False
-    made = [s for s in x.scratch.values() if not s.ready]
+    made = _put_down(x, ready=False)
     given = {"rows": low.at(rows), "q": low.at(q), **_course(low, x, course)}
-    ends = made[0] if made else 0
     kernel, _ = NETS[flag(x.result.tensor.attrs, "corrects")]
-    low.add(kernel, makes=made, result=True, ends=ends, **_sizes(x), **given)
+    low.add(
+        kernel, makes=[s for s in made.values() if s], result=True, **made, **_sizes(x), **given
+    )
     return True
 
 
@@ -71,9 +78,8 @@ def delta_net_next(low: Lowering, x: Launch) -> bool:
     _, _, rows, *course = x.sources
     if not nets(x.result.tensor):
         return False
-    known = [s for s in x.scratch.values() if s.ready]
+    known = _put_down(x, ready=True)
     given = {"rows": low.at(rows), **_course(low, x, course)}
-    ends = known[0] if known else 0
     _, kernel = NETS[flag(x.result.tensor.attrs, "corrects")]
-    low.add(kernel, uses=known, ends=ends, **_sizes(x), **given)
+    low.add(kernel, uses=[s for s in known.values() if s], **known, **_sizes(x), **given)
     return True

@@ -259,7 +259,7 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
     "rows": rows of a product in 8 bits; "gate", "up": what a unit takes; "slots": lists of what
     each row of a mask shows; "parts": attention by chunks; "turned": rotated rows on their way to a
-    cache of blocks; "ends": the states that texts end in.
+    cache of blocks; "ends": the states that texts end in; "change": what the only row adds to one.
     """
     if not t.size:
         return ()
@@ -281,13 +281,17 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
 
 def _state_needs(t: Tensor) -> tuple[Need, ...]:
-    """Of a delta net. One row is computed again in the time that its state is put down and taken
-    up: decoding of a model of 0.8B loses 1 % by it."""
-    if t.sources[2].shape[0] < 2:
-        return ()
+    """Of a delta net. The state after one row is put down as what the row adds to it, which is of
+    rank 1: to put down all of it and take it up costs as much as computing it again."""
+    state, rows = t.sources[0], t.sources[2].shape[0]
     course = range(len(t.sources) - 4, len(t.sources))
     how = "corrected" if flag(t.attrs, "corrects") else "added"
-    return (Need("ends", t.sources[0].nbytes, (0, 1, 2, *course), how=how),)
+    name, size = (
+        ("ends", state.nbytes)
+        if rows > 1
+        else ("change", state.nbytes // state.shape[2] // state.shape[0])
+    )
+    return (Need(name, size, (0, 1, 2, *course), how=how),)
 
 
 def _joined_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
