@@ -39,7 +39,7 @@ def mixed(s: Step, x: Tensor, i: int, *, bare: bool = False) -> Tensor:
     step = ops.softplus(step)  # [T, H], above 0
     row = ops.concat([k, values, step * s.w(f"{blk}.ssm_a", h), step], axis=-1)
     found = delta_net(s, i, q, row, h, p, corrects=False)  # [T, H, P]
-    kept = ops.cont(values).reshape(rows, h, p) * s.w(f"{blk}.ssm_d", h).reshape(h, 1)
+    kept = values.reshape(rows, h, p) * s.w(f"{blk}.ssm_d", h).reshape(h, 1)
     y = s.asked((found + kept).reshape(rows, inner), i)
     z = s.asked(ops.cont(ops.columns(parts, 0, inner)), i)
     opened = ops.swiglu(z, y)
