@@ -52,8 +52,8 @@ def attention(s: Step, x: Tensor, i: int) -> Tensor:
     q = blocks.turned(s, blocks.norm(s, q, f"{blk}.attn_q_norm"), i, "q")
     seen = blocks.remembered(s, x, i, qk_norm="head")
     mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
-    opened = mixed * ops.sigmoid(gate).reshape(rows, h * d)
-    return blocks.linear(s, opened, f"{blk}.attn_output", c.hidden_size)
+    opened = mixed.reshape(rows, h, d) * ops.sigmoid(gate)
+    return blocks.linear(s, opened.reshape(rows, h * d), f"{blk}.attn_output", c.hidden_size)
 
 
 def linear_attention(s: Step, x: Tensor, i: int, together: bool) -> Tensor:

@@ -7,6 +7,7 @@ bits.
 Legend: m rows, n slots of a cache, k columns of a product.
 """
 
+from itertools import pairwise
 from math import prod
 
 from ggraph.backends.cpu import attention, cache, courses, gated, recurrent
@@ -26,7 +27,7 @@ from ggraph.device import Need
 from ggraph.dtype import A8, BF16, F16, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rules import flag
-from ggraph.tensor import Kind, Tensor
+from ggraph.tensor import Kind, Tensor, contiguous
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
 INDEX_OPS = ("argmax", "argsort", "top_k")  # ops whose results are indices of a row
@@ -46,6 +47,21 @@ def is_matrix(t: Tensor) -> bool:
 def is_rows(t: Tensor) -> bool:
     """Whether a tensor is float32 without gaps."""
     return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
+
+
+def step_of(t: Tensor, axes: int = 1) -> int | None:
+    """Bytes from a row of t, float32, to the next: a row is the last `axes` axes and has no gaps.
+    None where it has, or rows do not follow one another evenly."""
+    if t.dtype is not F32 or len(t.shape) < axes:
+        return None
+    cut, whole = len(t.shape) - axes, contiguous(t.shape, F32)
+    if t.is_contiguous:
+        return prod(t.shape[cut:]) * F32.block_bytes
+    steps = list(zip(t.shape, t.strides, whole, strict=True))
+    lead = [(n, s) for n, s, _ in steps[:cut] if n != 1]
+    even = all(a == n * b for (_, a), (n, b) in pairwise(lead))
+    flat = all(n == 1 or s == w for n, s, w in steps[cut:])
+    return lead[-1][1] if flat and even and lead else None
 
 
 def kept_as(dtype: DType, exact: bool) -> DType:
@@ -70,9 +86,10 @@ def _meets(w: Tensor, a: Tensor, exact: bool, axes: int = 2) -> bool:
     in_8_bits = a.dtype is A8 and a.is_contiguous
     if not is_matrix(w) or len(w.shape) != axes or not w.shape[-1]:
         return False
-    if not (in_8_bits or is_rows(a)) or (w.dtype.is_block and a.shape[-1] % 32):
+    floats = takes_floats(w, exact)
+    if w.dtype.is_block and a.shape[-1] % 32:
         return False
-    return not (in_8_bits and takes_floats(w, exact))
+    return is_rows(a) if floats else in_8_bits or step_of(a) is not None
 
 
 def gates(t: Tensor, exact: bool) -> bool:
@@ -199,7 +216,7 @@ def attends(t: Tensor) -> bool:
     8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-    if not is_rows(q):
+    if step_of(q, 2) is None:
         return False
     if attrs["has_mask"] and not is_rows(rest[0]) and not lists_slots(rest[0]):
         return False
@@ -227,7 +244,8 @@ def attends_plainly(t: Tensor) -> bool:
 def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
     rotated = t.attrs["n_rot"]
-    if not all(map(is_rows, (x, *factors))):
+    beside = x.dtype is F32 and x.strides[-1] == F32.block_bytes
+    if not (beside and all(map(is_rows, factors))):
         return False
     if positions.dtype is not I32 or not positions.is_contiguous:
         return False
