@@ -24,19 +24,8 @@ from ggraph.face import Face, scoped
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
 Array = np.ndarray[Any, Any]
-__all__ = [
-    "Arg",
-    "Array",
-    "Cost",
-    "Example",
-    "Kind",
-    "Meta",
-    "OpSpec",
-    "Tensor",
-    "input",
-    "state",
-    "weight",
-]
+__all__ = ["Arg", "Array", "Cost", "Example", "Kind", "Meta", "OpSpec", "Tensor", "input", "state",
+           "weight"]  # fmt: skip
 DTypeLike = DType | str | type[np.generic]
 
 MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
