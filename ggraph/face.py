@@ -288,7 +288,7 @@ class Face:
         if axis == n - 1:
             return self._op("cumsum", self)
         order = tuple(n - 1 if i == axis else axis if i == n - 1 else i for i in range(n))
-        turned = self._op("cont", self._op("permute", self, axes=order))
+        turned = self._op("permute", self, axes=order)
         return self._op("permute", self._op("cumsum", turned), axes=order)
 
     @property

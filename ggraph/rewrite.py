@@ -84,6 +84,27 @@ def drop_identities(graph: Graph) -> Graph:
     return graph.replace(heir) if heir else graph
 
 
+def copy_windows(graph: Graph, known: Known) -> Graph:
+    """Copy what has gaps for those readers that only have kernels for what has none; readers of one
+    window share a copy."""
+    copies, heirs = dict[str, Tensor](), dict[str, Tensor]()
+
+    def whole(s: Tensor) -> Tensor:
+        if s.is_contiguous:
+            return s
+        return copies.setdefault(s.name, apply("cont", s, name=f"{s.name}@whole"))
+
+    for t in graph.nodes:
+        if t.is_view or all(s.is_contiguous for s in t.sources) or known.runs(t):
+            continue
+        sources = [whole(s) for s in t.sources]
+        heir = apply(t.op, *sources, name=t.name, **t.attrs)
+        copied = [new for new, old in zip(sources, t.sources, strict=True) if new is not old]
+        if all(map(known.runs, [heir, *copied])):
+            heirs[t.name] = heir
+    return graph.replace(heirs) if heirs else graph
+
+
 def _roots(t: Tensor) -> list[str]:
     """Names of the values that `t` shows or is, and that it reads."""
     return [s.root.name for s in (t, *t.sources)]
@@ -212,6 +233,7 @@ def fuse_chains(graph: Graph, known: Known) -> Graph:
 RULES: tuple[Rule, ...] = (
     Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph, known.homes)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
+    Rule("copy_windows", copy_windows),
     Rule("fuse", fuse),
     Rule(
         "quantise_activations",

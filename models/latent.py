@@ -98,7 +98,7 @@ def _keys_and_values(s: Step, x: Tensor, blk: str, c: Latent) -> tuple[Tensor, T
     grown = blocks.linear(s, latent, f"{blk}.attn_kv_b", h * (c.plain + c.value))
     grown = grown.reshape(rows, h, c.plain + c.value)
     plain, v = ops.columns(grown, 0, c.plain), ops.columns(grown, c.plain, c.value)
-    return ops.concat([plain, ops.repeat(shared, (rows, h, c.rotated))], axis=-1), ops.cont(v)
+    return ops.concat([plain, ops.repeat(shared, (rows, h, c.rotated))], axis=-1), v
 
 
 def sizes(tensors: Mapping[str, RawTensor], k: Keys, heads: int, where: object) -> Latent | None:
