@@ -292,7 +292,7 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     if t.op == "flash_attn" and attends_plainly(t):
         return (Need("scores", prod(t.shape[:2]) * t.sources[1].shape[0] * 4),)
     if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
-        return (Need("turned", t.sources[1].nbytes),)
+        return (Need("turned", t.sources[1].size * F32.block_bytes),)
     if t.op in ("delta_net", "delta_net_next") and nets(t):
         return _state_needs(t)
     return rooms(t)
@@ -302,14 +302,13 @@ def _state_needs(t: Tensor) -> tuple[Need, ...]:
     """Of a delta net. The state after one row is put down as what the row adds to it, which is of
     rank 1: to put down all of it and take it up costs as much as computing it again."""
     state, rows = t.sources[0], t.sources[2].shape[0]
+    _, heads, _, v = state.shape
     course = range(len(t.sources) - 4, len(t.sources))
     how = "corrected" if flag(t.attrs, "corrects") else "added"
-    name, size = (
-        ("ends", state.nbytes)
-        if rows > 1
-        else ("change", state.nbytes // state.shape[2] // state.shape[0])
-    )
-    return (Need(name, size, (0, 1, 2, *course), how=how),)
+    if rows > 1:
+        return (Need("ends", state.nbytes, (0, 1, 2, *course), how=how),)
+    change = Need("change", heads * v * F32.block_bytes, (0, 1, 2, *course), how=how)
+    return (change,) if rows else ()
 
 
 def _joined_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:

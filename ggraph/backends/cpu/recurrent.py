@@ -305,7 +305,10 @@ def _net(k: Kernel, corrects: bool) -> None:
 
 def _by_change(k: Kernel, slot: Val, last: Val) -> Val:
     """Whether what the step's only row adds to a slot's state is known, and nothing else is new."""
-    return k.select(k.arg("change").ne(0), only_row(k, slot, last), k.same(0, last)).ne(0)
+    found = k.var(0)
+    with k.when(k.arg("change").ne(0)):  # else there may be no row
+        found.value = only_row(k, slot, last)
+    return found.value.ne(0)
 
 
 def _net_next(k: Kernel, corrects: bool) -> None:
