@@ -43,7 +43,9 @@ class Net:
         """What q finds in each row; `ends` and `change` are written to."""
         y = behind_a_guard(np.full((self.m, HEADS, self.v), UNKNOWN))
         known = {"ends": ends, "change": change}
-        self._call(NETS[self.corrects][0], state=self.state, q=self.q, y=y, **known)
+        self._call(
+            NETS[self.corrects][0], state=self.state, q=self.q, qs=GROUPS * D * 4, y=y, **known
+        )
         return y
 
     def after(self, ends: Array | int = 0, change: Array | int = 0) -> Array:

@@ -17,10 +17,13 @@ FEEDS: dict[str, Array] = {
     "x": RNG.normal(size=(ROWS, 3 * WIDE)).astype(np.float32),
     "at": np.array([4, 0, 2, 1, 7]), "of": np.array([3, 0, 3], np.int32),
     "pos": np.arange(ROWS, dtype=np.int32) + 9,
+    "parents": np.arange(ROWS, dtype=np.int32) - 1, "past": np.array([0], np.int32),
+    "replay": np.array([[-1]], np.int32), "certain": np.array([ROWS - 1], np.int32),
     "keys": RNG.normal(size=(8, 1, WIDE // HEADS)).astype(np.float32),
 }  # fmt: skip
 WEIGHTS: dict[str, Array] = {
-    "w": raw_weight(Q8_0, 40, WIDE), "scale": RNG.normal(size=WIDE).astype(np.float32)
+    "w": raw_weight(Q8_0, 40, WIDE), "scale": RNG.normal(size=WIDE).astype(np.float32),
+    "taps": RNG.normal(size=(4, WIDE)).astype(np.float32),
 }  # fmt: skip
 
 
@@ -53,6 +56,26 @@ def attended(x: Tensor) -> Tensor:
     return ops.flash_attn(heads(x), keys, keys, scale=0.2)
 
 
+def course(*names: str) -> list[Tensor]:
+    return [input(n, FEEDS[n].shape, I32) for n in names]
+
+
+def convolved(x: Tensor) -> Tensor:
+    held, log = state("conv", (1, 3, WIDE)), state("log", (2, WIDE))
+    given = course("parents", "replay", "past", "certain")
+    ended = ops.ssm_conv_next(held, log, x, *given)
+    y = ops.ssm_conv(held, log, x, weight("taps", (4, WIDE)), *given[:3])
+    return ops.concat([y, ended.reshape(3, WIDE)], axis=0)
+
+
+def asked(q: Tensor, rows: Tensor) -> Tensor:
+    """Two heads of keys and values of 14 and 16 numbers: rows of 2 * 14 + 2 * 16 + 4."""
+    held, log = state("net", (1, HEADS, 14, 16)), state("log", (2, WIDE))
+    keys = heads(ops.columns(q, 0, HEADS * 14))
+    given = course("parents", "replay", "past", "certain")
+    return ops.delta_net(held, log, ops.cont(ops.tanh(rows)), keys, *given, corrects=True)
+
+
 MADE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "norm": lambda a, b: ops.rms_norm(a, eps=1e-6),
     "norm and weight": lambda a, b: normed(a),
@@ -68,6 +91,8 @@ MADE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kept": lambda a, b: kept(a, WIDE),
     "heads kept": lambda a, b: kept(heads(a), HEADS, WIDE // HEADS),
     "attention": lambda a, b: attended(a),
+    "convolution": lambda a, b: convolved(a),
+    "net": lambda a, b: asked(a, b),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ggraph.backends.cpu import courses, short_conv
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import carries, nets
+from ggraph.backends.cpu.needs import carries, nets, row_step
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.ops.recurrent import key_heads
 from ggraph.ops.rules import flag
@@ -25,13 +25,18 @@ def _course(low: Lowering, x: Launch, course: Sequence[Ref]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _given(name: str, low: Lowering, rows: Ref) -> dict[str, Any]:
+    """The arguments that say where rows are, and how far apart."""
+    return {name: low.at(rows), f"{name}s": row_step(rows.tensor)}
+
+
 def ssm_conv(low: Lowering, x: Launch) -> bool:
     """Rows by a short convolution."""
     _, _, rows, w, *course = x.sources
     (m, n), taps = rows.tensor.shape, w.tensor.shape[0]
     if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL or m > courses.MAX_ROWS:
         return False
-    given = {"x": low.at(rows), "w": low.at(w), **_course(low, x, course)}
+    given = {**_given("x", low, rows), "w": low.at(w), **_course(low, x, course)}
     low.add("ssm_conv", n=n, taps=taps, **given)
     return True
 
@@ -42,7 +47,8 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
     n, taps = rows.tensor.shape[1], state.tensor.shape[1] + 1
     if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL:
         return False
-    low.add("ssm_conv_next", x=low.at(rows), n=n, taps=taps, **_course(low, x, course))
+    given = {**_given("x", low, rows), **_course(low, x, course)}
+    low.add("ssm_conv_next", n=n, taps=taps, **given)
     return True
 
 
@@ -65,7 +71,7 @@ def delta_net(low: Lowering, x: Launch) -> bool:
     if not nets(x.result.tensor):
         return False
     made = _put_down(x, ready=False)
-    given = {"rows": low.at(rows), "q": low.at(q), **_course(low, x, course)}
+    given = {"rows": low.at(rows), **_given("q", low, q), **_course(low, x, course)}
     kernel, _ = NETS[flag(x.result.tensor.attrs, "corrects")]
     low.add(
         kernel, makes=[s for s in made.values() if s], result=True, **made, **_sizes(x), **given

@@ -45,6 +45,7 @@ from ggraph.backends.cpu.needs import (
     attends_plainly,
     bounded,
     is_rows,
+    row_step,
     step_of,
     turns,
     turns_into,
@@ -73,7 +74,7 @@ def lower(low: Lowering, launch: Launch) -> bool:
 def _set_rows(low: Lowering, x: Launch) -> bool:
     """Float rows into a cache, in place."""
     held, rows, index = (s.tensor for s in x.sources)
-    step = step_of(rows, len(rows.shape) - 1)
+    step = row_step(rows)
     if held.dtype.name not in attention.KINDS or not held.is_contiguous or step is None:
         return False
     if not index.is_contiguous:

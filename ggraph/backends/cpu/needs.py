@@ -64,6 +64,11 @@ def step_of(t: Tensor, axes: int = 1) -> int | None:
     return lead[-1][1] if flat and even and lead else None
 
 
+def row_step(t: Tensor) -> int | None:
+    """The same of what stands at each place of the first axis."""
+    return step_of(t, len(t.shape) - 1)
+
+
 def kept_as(dtype: DType, exact: bool) -> DType:
     """The type in which a weight's matrix is packed."""
     return F32 if exact and dtype.is_block else dtype
@@ -259,11 +264,19 @@ def turns_into(t: Tensor) -> bool:
     return known and index.is_contiguous and turns(t, x, positions, *factors)
 
 
+WINDOWS = {"ssm_conv": 2, "ssm_conv_next": 2, "delta_net": 3}  # the source that may be one
+
+
 def carries(t: Tensor) -> bool:
     """Whether what a layer with a state reads lies as its kernels want it: numbers are float32,
-    indices int32, and nothing has gaps."""
-    plain = all(s.is_contiguous and s.dtype in (F32, I32) for s in t.sources)
-    return plain and all(map(is_rows, t.sources[:3]))
+    indices int32, and nothing has gaps but what is convolved, and queries, between rows."""
+    numbers = 3 + (t.op in ("ssm_conv", "delta_net"))
+    window = WINDOWS.get(t.op)
+    return all(
+        (row_step(s) is not None if i == window else s.is_contiguous)
+        and s.dtype is (F32 if i < numbers else I32)
+        for i, s in enumerate(t.sources)
+    )
 
 
 def nets(t: Tensor) -> bool:

@@ -20,7 +20,7 @@ from ggraph.backends.cpu.needs import (
     multiplies,
     multiplies_by_id,
     multiplies_each,
-    step_of,
+    row_step,
     stores,
     takes_floats,
 )
@@ -257,7 +257,7 @@ def _gather(low: Lowering, x: Launch) -> bool:
     if t.is_contiguous:
         row: int | None = t.dtype.row_bytes(n)
     else:
-        row = None if several else step_of(t, len(t.shape) - 1)
+        row = None if several else row_step(t)
     if row is None:
         return False
     for b in range(tables):

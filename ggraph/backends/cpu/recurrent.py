@@ -256,7 +256,7 @@ def _net(k: Kernel, corrects: bool) -> None:
     """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
     slots that the step changes = what delta_net_next makes of them; `change`, unless 0, = what the
     only row adds to the state where its key is 1."""
-    q, y, ends, rank_1 = k.words("q y ends change")
+    q, qs, y, ends, rank_1 = k.words("q qs y ends change")
     m, heads, groups, d, v = k.words("m heads groups d v")
     owner = owners(k)
 
@@ -283,7 +283,7 @@ def _net(k: Kernel, corrects: bool) -> None:
             change = tile.change(row, [v.value for v in known])
             with k.when(rank_1.ne(0)):
                 tile.store(tile.column(rank_1), change)
-            asked = k.opaque(q + (t * groups + tile.group(groups)) * d * 4)
+            asked = k.opaque(q + t * qs + tile.group(groups) * d * 4)
             given = tile.column(y + t * heads * v * 4)
             if corrects:
                 with k.if_else(t + 1 < m) as (more, end):
@@ -337,7 +337,7 @@ def _net_next(k: Kernel, corrects: bool) -> None:
     _tiles(k, corrects, after)
 
 
-kernel("q " + NET, name="delta_net")(partial(_net, corrects=True))
+kernel("q qs " + NET, name="delta_net")(partial(_net, corrects=True))
 kernel(NET, name="delta_net_next")(partial(_net_next, corrects=True))
-kernel("q " + NET, name="state_space")(partial(_net, corrects=False))
+kernel("q qs " + NET, name="state_space")(partial(_net, corrects=False))
 kernel(NET, name="state_space_next")(partial(_net_next, corrects=False))
