@@ -55,7 +55,8 @@ def test_branches_of_a_tree_see_their_own_forerunners() -> None:
     state, log, y = np.ones((1, taps - 1, n), np.float32), np.zeros((1, n), np.float32), 0 * x
     call(
         "ssm_conv", state=state, log=log, x=x, xs=n * 4, w=w, y=y, parents=parents, m=rows,
-        n=n, taps=taps, replay=np.full((1, 1), -1, np.int32), past=np.ones(1, np.int32), slots=1, r=1, limit=1,
+        n=n, taps=taps, replay=np.full((1, 1), -1, np.int32), past=np.ones(1, np.int32), slots=1,
+        r=1, limit=1,
     )  # fmt: skip
     for t in range(rows):
         path, at = [], t
