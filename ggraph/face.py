@@ -288,7 +288,7 @@ class Face:
         if axis == n - 1:
             return self._op("cumsum", self)
         order = tuple(n - 1 if i == axis else axis if i == n - 1 else i for i in range(n))
-        turned = self._op("cont", self._op("permute", self, axes=order))
+        turned = self._op("permute", self, axes=order)
         return self._op("permute", self._op("cumsum", turned), axes=order)
 
     @property
@@ -297,7 +297,7 @@ class Face:
         return self._op("transpose", self)
 
     def reshape(self, *shape: "int | Sequence[int]") -> "Tensor":
-        """View of another shape (contiguous tensors only); one size may be -1."""
+        """View of another shape; one size may be -1. ShapeError where that would take a copy."""
         return self._op("reshape", self, shape=_wholes(shape, "size", self))
 
     def permute(self, *axes: "int | Sequence[int]") -> "Tensor":
@@ -323,8 +323,7 @@ class Face:
 
 def _as_row(t: "Tensor") -> "Tensor":
     """A vector as a matrix of one row."""
-    whole = t if t.is_contiguous else t._op("cont", t)
-    return t._op("reshape", whole, shape=(1, *t.shape))
+    return t._op("reshape", t, shape=(1, *t.shape))
 
 
 def _check_product(a: "Tensor", b: "Tensor") -> str:

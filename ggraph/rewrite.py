@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from math import prod
 
 from ggraph.device import DeviceSpec
-from ggraph.dtype import F32
 from ggraph.graph import Graph
 from ggraph.ops.fused import FEW_ROWS
-from ggraph.ops.gated import gated
+from ggraph.ops.fusing import FUSIONS, gated
 from ggraph.ops.glu import UNITS
 from ggraph.ops.in_8_bits import quantise_activations
 from ggraph.ops.joined import Around, chains
@@ -84,6 +83,27 @@ def drop_identities(graph: Graph) -> Graph:
     return graph.replace(heir) if heir else graph
 
 
+def copy_windows(graph: Graph, known: Known) -> Graph:
+    """Copy what has gaps for those readers that only have kernels for what has none; readers of one
+    window share a copy."""
+    copies, heirs = dict[str, Tensor](), dict[str, Tensor]()
+
+    def whole(s: Tensor) -> Tensor:
+        if s.is_contiguous:
+            return s
+        return copies.setdefault(s.name, apply("cont", s, name=f"{s.name}@whole"))
+
+    for t in graph.nodes:
+        if t.is_view or all(s.is_contiguous for s in t.sources) or known.runs(t):
+            continue
+        sources = [whole(s) for s in t.sources]
+        heir = apply(t.op, *sources, name=t.name, **t.attrs)
+        copied = [new for new, old in zip(sources, t.sources, strict=True) if new is not old]
+        if all(map(known.runs, [heir, *copied])):
+            heirs[t.name] = heir
+    return graph.replace(heirs) if heirs else graph
+
+
 def _roots(t: Tensor) -> list[str]:
     """Names of the values that `t` shows or is, and that it reads."""
     return [s.root.name for s in (t, *t.sources)]
@@ -117,45 +137,6 @@ def _hidden(graph: Graph) -> dict[str, list[Tensor]]:
 def _lonely(hidden: Mapping[str, Sequence[Tensor]]) -> frozenset[str]:
     """Names of those with exactly one reader."""
     return frozenset(n for n, users in hidden.items() if len(users) == 1)
-
-
-def _fused_norm(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
-    """`mul(rms_norm(x), w)` -> `rms_norm_mul(x, w)`."""
-    if t.op != "mul":
-        return None
-    x, w = t.sources
-    vector = w.is_leaf and w.dtype is F32 and w.shape == x.shape[-1:]
-    if x.op != "rms_norm" or x.name not in lonely or not vector:
-        return None
-    return apply("rms_norm_mul", x.sources[0], w, name=t.name, **x.attrs)
-
-
-def _fused_product(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
-    """`add(a, mul_mat(w, x))`, in either order -> `mul_mat_add(w, x, a)`."""
-    if t.op != "add" or t.sources[0].shape != t.sources[1].shape:
-        return None
-    for product, rest in (t.sources, t.sources[::-1]):
-        if product.op == "mul_mat" and product.name in lonely and rest.dtype is F32:
-            return apply("mul_mat_add", *product.sources, rest, name=t.name)
-    return None
-
-
-def _fused_rope(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
-    """`set_rows(cache, rope(x), index)` -> `rope_set_rows(cache, x, positions, index)`."""
-    if t.op != "set_rows" or t.sources[1].op != "rope" or t.sources[1].name not in lonely:
-        return None
-    cache, turned, index = t.sources
-    x, positions, *factors = turned.sources
-    if any(s.root is cache.root for s in turned.sources):
-        return None  # it would read what it overwrites
-    return apply("rope_set_rows", cache, x, positions, index, *factors, name=t.name, **turned.attrs)
-
-
-FUSIONS: dict[str, Callable[[Tensor, frozenset[str]], Tensor | None]] = {
-    "rms_norm_mul": _fused_norm,
-    "mul_mat_add": _fused_product,
-    "rope_set_rows": _fused_rope,
-}
 
 
 def fuse(graph: Graph, known: Known) -> Graph:
@@ -212,6 +193,7 @@ def fuse_chains(graph: Graph, known: Known) -> Graph:
 RULES: tuple[Rule, ...] = (
     Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph, known.homes)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
+    Rule("copy_windows", copy_windows),
     Rule("fuse", fuse),
     Rule(
         "quantise_activations",

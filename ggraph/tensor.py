@@ -24,19 +24,8 @@ from ggraph.face import Face, scoped
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
 Array = np.ndarray[Any, Any]
-__all__ = [
-    "Arg",
-    "Array",
-    "Cost",
-    "Example",
-    "Kind",
-    "Meta",
-    "OpSpec",
-    "Tensor",
-    "input",
-    "state",
-    "weight",
-]
+__all__ = ["Arg", "Array", "Cost", "Example", "Kind", "Meta", "OpSpec", "Tensor", "input", "state",
+           "weight"]  # fmt: skip
 DTypeLike = DType | str | type[np.generic]
 
 MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
@@ -239,7 +228,8 @@ class Tensor(Face):
     @cached_property
     def is_contiguous(self) -> bool:
         """Whether the elements lie without gaps in row-major order."""
-        return self.size == 0 or self.strides == contiguous(self.shape, self.dtype)
+        whole = zip(self.shape, self.strides, contiguous(self.shape, self.dtype), strict=True)
+        return self.size == 0 or all(n == 1 or s == w for n, s, w in whole)
 
     @cached_property
     def nbytes(self) -> int:

@@ -127,7 +127,7 @@ def encoder(s: Step, c: HeadConfig) -> Tensor:
     if c.fc_norm:
         g = c.target_hidden_size
         chunks = [ops.columns(x, i * g, g) for i in range(len(c.taps))]  # each [T, G]
-        normed = [blocks.norm(s, ops.cont(t), f"fc_norm.{i}") for i, t in enumerate(chunks)]
+        normed = [blocks.norm(s, t, f"fc_norm.{i}") for i, t in enumerate(chunks)]
         x = ops.concat(normed, axis=-1)
     return blocks.linear(s, x, "fc", c.decoder.hidden_size)
 

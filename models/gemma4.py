@@ -51,7 +51,7 @@ def layer_inputs(s: Step, x: Tensor) -> Tensor:
 def fed_own(s: Step, x: Tensor, own: Tensor, i: int) -> Tensor:
     """What layer i makes of its own input, as far as the stream lets it: [T, E]."""
     p, blk = s.config.hidden_size_per_layer_input, f"blk.{i}"
-    part = s.asked(ops.cont(ops.columns(own, i * p, p)), i)
+    part = s.asked(ops.columns(own, i * p, p), i)
     opened = ops.geglu(blocks.linear(s, x, f"{blk}.inp_gate", p), part)
     return blocks.norm(s, blocks.linear(s, opened, f"{blk}.proj", x.shape[1]), f"{blk}.post_norm")
 

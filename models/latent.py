@@ -83,7 +83,7 @@ def _queries(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
     else:
         wide = blocks.linear(s, x, f"{blk}.attn_q", h * c.key)
     q = wide.reshape(rows, h, c.key)
-    plain, turned = _columns(q, 0, c.plain), _columns(q, c.plain, c.rotated)
+    plain, turned = ops.columns(q, 0, c.plain), ops.columns(q, c.plain, c.rotated)
     turned = blocks.rotate(s, turned, s.config.rope, f"{blk}.q_rope", s.asked(s.positions, i))
     return ops.concat([plain, turned], axis=-1)
 
@@ -92,17 +92,13 @@ def _keys_and_values(s: Step, x: Tensor, blk: str, c: Latent) -> tuple[Tensor, T
     """[T, H, N+R] and [T, H, V], grown from one latent vector per row."""
     rows, h = x.shape[0], s.config.num_attention_heads
     small = blocks.linear(s, x, f"{blk}.attn_kv_a_mqa", c.rank + c.rotated)
-    latent = blocks.norm(s, _columns(small, 0, c.rank), f"{blk}.attn_kv_a_norm")
-    shared = _columns(small, c.rank, c.rotated).reshape(rows, 1, c.rotated)
+    latent = blocks.norm(s, ops.columns(small, 0, c.rank), f"{blk}.attn_kv_a_norm")
+    shared = ops.columns(small, c.rank, c.rotated).reshape(rows, 1, c.rotated)
     shared = blocks.rotate(s, shared, s.config.rope, f"{blk}.k_rope")
     grown = blocks.linear(s, latent, f"{blk}.attn_kv_b", h * (c.plain + c.value))
     grown = grown.reshape(rows, h, c.plain + c.value)
-    k = ops.concat([_columns(grown, 0, c.plain), ops.repeat(shared, (rows, h, c.rotated))], axis=-1)
-    return k, _columns(grown, c.plain, c.value)
-
-
-def _columns(x: Tensor, start: int, count: int) -> Tensor:
-    return ops.cont(ops.columns(x, start, count))
+    plain, v = ops.columns(grown, 0, c.plain), ops.columns(grown, c.plain, c.value)
+    return ops.concat([plain, ops.repeat(shared, (rows, h, c.rotated))], axis=-1), v
 
 
 def sizes(tensors: Mapping[str, RawTensor], k: Keys, heads: int, where: object) -> Latent | None:

@@ -36,7 +36,7 @@ def _convolution(s: Step, x: Tensor, i: int) -> Tensor:
     """out(c * conv(b * v)), where b, c, v = in(x): [T, E] -> [T, E]."""
     e, name = s.config.hidden_size, f"blk.{i}.shortconv"
     three = blocks.linear(s, x, f"{name}.in_proj", 3 * e)  # [T, 3E]
-    b, c, v = (ops.cont(ops.columns(three, j * e, e)) for j in range(3))
+    b, c, v = (ops.columns(three, j * e, e) for j in range(3))
     w = s.w(f"{name}.conv.weight", s.config.conv_l_cache, e)
     mixed = s.asked(c * convolved(s, b * v, i, w), i)
     return blocks.linear(s, mixed, f"{name}.out_proj", e)

@@ -29,19 +29,19 @@ def mixed(s: Step, x: Tensor, i: int, *, bare: bool = False) -> Tensor:
     inner, p = c.linear_inner_size, c.linear_value_head_dim
     both = inner + 2 * g * n
     parts = blocks.linear(s, x, f"{blk}.ssm_in", inner + both + h)
-    held = convolved(s, ops.cont(ops.columns(parts, inner, both)), i, _filter(s, i, both))
+    held = convolved(s, ops.columns(parts, inner, both), i, _filter(s, i, both))
     if s.has(f"{blk}.ssm_conv1d.bias"):
         held = held + s.w(f"{blk}.ssm_conv1d.bias", both)
     held = ops.silu(held)  # [T, I + 2GN]
     values, k = ops.columns(held, 0, inner), ops.columns(held, inner, g * n)
-    q = ops.cont(ops.columns(held, inner + g * n, g * n)).reshape(rows, g, n)
+    q = ops.columns(held, inner + g * n, g * n).reshape(rows, g, n)
     step = ops.columns(parts, inner + both, h) + s.w(f"{blk}.ssm_dt.bias", h)
     step = ops.softplus(step)  # [T, H], above 0
     row = ops.concat([k, values, step * s.w(f"{blk}.ssm_a", h), step], axis=-1)
     found = delta_net(s, i, q, row, h, p, corrects=False)  # [T, H, P]
-    kept = ops.cont(values).reshape(rows, h, p) * s.w(f"{blk}.ssm_d", h).reshape(h, 1)
+    kept = values.reshape(rows, h, p) * s.w(f"{blk}.ssm_d", h).reshape(h, 1)
     y = s.asked((found + kept).reshape(rows, inner), i)
-    z = s.asked(ops.cont(ops.columns(parts, 0, inner)), i)
+    z = s.asked(ops.columns(parts, 0, inner), i)
     opened = ops.swiglu(z, y)
     even = opened if bare else _even(s, opened, i)
     return blocks.linear(s, even, f"{blk}.ssm_out", c.hidden_size)

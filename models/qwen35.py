@@ -48,12 +48,12 @@ def attention(s: Step, x: Tensor, i: int) -> Tensor:
     c, blk, asking = s.config, f"blk.{i}", s.asked(x, i)
     rows, h, d = asking.shape[0], c.num_attention_heads, c.head_dim
     both = blocks.linear(s, asking, f"{blk}.attn_q", h * d * 2).reshape(rows, h, 2 * d)
-    q, gate = (ops.cont(ops.columns(both, j * d, d)) for j in range(2))  # [T, H, D]
+    q, gate = (ops.columns(both, j * d, d) for j in range(2))  # [T, H, D]
     q = blocks.turned(s, blocks.norm(s, q, f"{blk}.attn_q_norm"), i, "q")
     seen = blocks.remembered(s, x, i, qk_norm="head")
     mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
-    opened = mixed * ops.sigmoid(gate.reshape(rows, h * d))
-    return blocks.linear(s, opened, f"{blk}.attn_output", c.hidden_size)
+    opened = mixed.reshape(rows, h, d) * ops.sigmoid(gate)
+    return blocks.linear(s, opened.reshape(rows, h * d), f"{blk}.attn_output", c.hidden_size)
 
 
 def linear_attention(s: Step, x: Tensor, i: int, together: bool) -> Tensor:
@@ -70,7 +70,7 @@ def linear_attention(s: Step, x: Tensor, i: int, together: bool) -> Tensor:
     q, k = (_unit(ops.columns(mixed, j * g * d, g * d), g, d) for j in range(2))
     if together:
         q, k = (_each(t, h // g) for t in (q, k))
-    v = ops.cont(ops.columns(mixed, 2 * g * d, h * d))
+    v = ops.columns(mixed, 2 * g * d, h * d)
     beta = ops.sigmoid(blocks.linear(s, x, f"{blk}.ssm_beta", h))
     alpha = ops.add(blocks.linear(s, x, f"{blk}.ssm_alpha", h), s.w(f"{blk}.ssm_dt.bias", h))
     gate = ops.mul(ops.softplus(alpha), s.w(f"{blk}.ssm_a", h))  # [T, H], below 0
@@ -84,7 +84,7 @@ def linear_attention(s: Step, x: Tensor, i: int, together: bool) -> Tensor:
 
 def _unit(x: Tensor, g: int, d: int) -> Tensor:
     """x [T, G*D] as heads of length 1: [T, G, D]."""
-    heads = ops.cont(x).reshape(x.shape[0], g, d)
+    heads = x.reshape(x.shape[0], g, d)
     return ops.rms_norm(heads, eps=1e-6 / d) * (1 / math.sqrt(d))
 
 

@@ -39,16 +39,19 @@ class Net:
         }  # fmt: skip
         call(kernel, log=self.log, rows=self.rows, **self.course, **sizes, **given)
 
-    def found(self, ends: Array | int) -> Array:
-        """What q finds in each row; `ends` is written to."""
+    def found(self, ends: Array | int = 0, change: Array | int = 0) -> Array:
+        """What q finds in each row; `ends` and `change` are written to."""
         y = behind_a_guard(np.full((self.m, HEADS, self.v), UNKNOWN))
-        self._call(NETS[self.corrects][0], state=self.state, q=self.q, y=y, ends=ends)
+        known = {"ends": ends, "change": change}
+        self._call(
+            NETS[self.corrects][0], state=self.state, q=self.q, qs=GROUPS * D * 4, y=y, **known
+        )
         return y
 
-    def after(self, ends: Array | int) -> Array:
+    def after(self, ends: Array | int = 0, change: Array | int = 0) -> Array:
         """The states that texts end in."""
         held = behind_a_guard(self.state)
-        self._call(NETS[self.corrects][1], state=held, y=held, ends=ends)
+        self._call(NETS[self.corrects][1], state=held, y=held, ends=ends, change=change)
         return held
 
     def as_text(self, t: int) -> Array:
@@ -62,7 +65,7 @@ class Net:
         alone = Net(0, self.slots, len(path), self.v, own, self.corrects)
         alone.state, alone.log = self.state, self.log
         alone.rows, alone.q = behind_a_guard(self.rows[path]), behind_a_guard(self.q[path])
-        found: Array = alone.found(0)[-1]
+        found: Array = alone.found()[-1]
         return found
 
 
@@ -88,9 +91,9 @@ def test_where_texts_end_is_found_on_the_way(
         rows = course(np.random.default_rng(seed), slots, m, chains)
         step = Net(seed, slots, m, v, rows, corrects)
         ends = behind_a_guard(np.full(step.state.shape, UNKNOWN))
-        y, after = step.found(ends), step.after(0)
+        y, after = step.found(ends), step.after()
         assert np.array_equal(step.after(ends), after), "the same bits as by a walk of its own"
-        assert np.array_equal(step.found(0), y), "and nothing else changes by it"
+        assert np.array_equal(step.found(), y), "and nothing else changes by it"
         stays = (step.course["past"] != 0) & (step.course["replay"][:, 0] < 0)
         stays &= step.course["certain"] < 0
         assert (ends[stays] == UNKNOWN).all() and (ends[~stays] != UNKNOWN).all()
@@ -103,6 +106,32 @@ def test_where_texts_end_is_found_on_the_way(
         end = DELTA_NET_NEXT.reference(*given[:3], *given[4:], corrects=corrects)
         assert np.allclose(y, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
         assert np.allclose(after, end, rtol=1e-4, atol=1e-4 * np.abs(end).max())
+
+
+@pytest.mark.parametrize("v", [24, 128])
+@pytest.mark.parametrize("corrects", [False, True])
+@pytest.mark.parametrize(("slots", "own"), [(1, 0), (3, 0), (3, 2)])
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_row_s_change_is_all_that_the_next_state_needs(
+    v: int, corrects: bool, slots: int, own: int, replayed: bool, begun: bool, certain: bool
+) -> None:
+    """Where that row is all that is new; else the state is walked to as ever. Other slots go on by
+    what they replay, or from their beginning."""
+    replay, past = np.full((slots, 2), 1, np.int32), np.arange(slots, dtype=np.int32) % 2
+    replay[own], past[own] = (3, 4) if replayed else (-1, 4), begun
+    ends = np.full(slots, -1, np.int32)
+    ends[own] = 0 if certain else -1
+    rows = {"parents": np.array([-1 - own], np.int32), "replay": replay, "past": past}
+    step = Net(7, slots, 1, v, {**rows, "certain": ends}, corrects)
+    change = behind_a_guard(np.full((HEADS, v), UNKNOWN))
+    y, after = step.found(change=change), step.after()
+    assert np.array_equal(step.found(), y)
+    assert (change != UNKNOWN).all()
+    assert np.array_equal(step.after(change=change), after)
+    used = np.array_equal(step.after(change=behind_a_guard(change + 1)), after)
+    assert used == (replayed or not begun or not certain), "the change is taken where it can be"
 
 
 @pytest.mark.parametrize("corrects", [False, True])

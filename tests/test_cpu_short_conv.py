@@ -31,7 +31,7 @@ def test_a_text_of_many_rows(rows: int, begun: int, taps: int, n: int) -> None:
     log, replay = behind_a_guard(rng.normal(size=(3, n))), [[2, 0, -1]]
     whole = np.concatenate([state[0] * begun, log[[2, 0]], x]).astype(np.float64)
     given = {
-        "state": state, "log": log, "x": x,
+        "state": state, "log": log, "x": x, "xs": n * 4,
         "parents": behind_a_guard(np.arange(rows) - 1, np.int32),
         "replay": behind_a_guard(replay, np.int32), "past": behind_a_guard([begun], np.int32),
         "slots": 1, "m": rows, "n": n, "taps": taps, "r": 3, "limit": 3,
@@ -54,8 +54,9 @@ def test_branches_of_a_tree_see_their_own_forerunners() -> None:
     x, w = (rng.normal(size=(size, n)).astype(np.float32) for size in (rows, taps))
     state, log, y = np.ones((1, taps - 1, n), np.float32), np.zeros((1, n), np.float32), 0 * x
     call(
-        "ssm_conv", state=state, log=log, x=x, w=w, y=y, parents=parents, m=rows, n=n, taps=taps,
-        replay=np.full((1, 1), -1, np.int32), past=np.ones(1, np.int32), slots=1, r=1, limit=1,
+        "ssm_conv", state=state, log=log, x=x, xs=n * 4, w=w, y=y, parents=parents, m=rows,
+        n=n, taps=taps, replay=np.full((1, 1), -1, np.int32), past=np.ones(1, np.int32), slots=1,
+        r=1, limit=1,
     )  # fmt: skip
     for t in range(rows):
         path, at = [], t

@@ -85,6 +85,20 @@ def test_the_last_of_two_rows_for_one_place_stays() -> None:
     assert np.array_equal(got, [values[1], [-1] * 3, values[3], [-1] * 3])
 
 
+@pytest.mark.parametrize("kind", [F32, F16, Q8_0], ids=str)
+def test_rows_of_a_wider_table_go_to_their_places(kind: DType) -> None:
+    cache, wide = state("c", (4, 2, 32), kind), input("r", (3, 192))
+    rows = ops.columns(wide, 64, 64).reshape(3, 2, 32)
+    y = ops.set_rows(cache, rows, input("i", (3,), I64), name="y")
+    assert not rows.is_contiguous and accepts(y)
+    values = np.random.default_rng(2).standard_normal((3, 192)).astype(np.float32)
+    stored = {
+        "c": bytes_of(cache, np.ones((4, 2, 32), np.float32)), "r": bytes_of(wide, values),
+        "i": np.array([2, 0, 3], np.int64).view(np.uint8),
+    }  # fmt: skip
+    assert_near(run(y, stored), meaning(y, stored), 1e-6, f"{kind}")
+
+
 def test_turned_rows_for_places_outside_the_cache_are_written_nowhere() -> None:
     cache, x = state("c", (4, 2, 8)), input("x", (3, 2, 8))
     given = {**DEFAULTS, "n_rot": 8, "has_factors": False}

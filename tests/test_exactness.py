@@ -51,7 +51,8 @@ def outputs(graph: Graph, values: dict[str, Array]) -> dict[str, bytes]:
 
 def test_the_kinds_are_what_they_are() -> None:
     assert [r.name for r in KEEPING] == [
-        "merge_duplicates", "drop_identities", "fuse", "join_products", "fuse_chains",
+        "merge_duplicates", "drop_identities", "copy_windows", "fuse", "join_products",
+        "fuse_chains",
     ]  # fmt: skip
     assert [r.name for r in ROUNDING] == ["quantise_activations"]
     assert {s.name for s in OPS.values() if s.rounds} == IN_8_BITS

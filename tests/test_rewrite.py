@@ -138,6 +138,39 @@ EIGHT = frozenset(
 )
 
 
+def picky(t: Tensor) -> bool:
+    """Kernels of rows without gaps, and a `cont` of whatever has some; none of `relu`."""
+    whole = all(s.is_contiguous for s in t.sources)
+    return t.op == "cont" or (whole and t.op != "relu")
+
+
+def test_windows_are_copied_once_for_all_that_take_no_gaps() -> None:
+    x = input("x", (4, 6))
+    wide = ops.add(x, x)
+    window = ops.columns(wide, 1, 3)
+    plain = ops.rows(wide, 1, 2)
+    out = {
+        "a": ops.mul(window, window), "b": ops.exp(window), "c": ops.relu(window),
+        "d": ops.mul(plain, plain), "e": window.reshape(2, 2, 3) * 2.0, "f": ops.exp(window.T),
+    }  # fmt: skip
+    graph = Graph.of(out)
+    changed = rewrite_by("copy_windows", graph, picky)
+    made = [t for t in changed.nodes if t.op == "cont"]
+    assert [t.sources[0].op for t in made] == ["slice", "reshape", "transpose"]
+    assert changed["a"].sources == (made[0], made[0]) and changed["b"].sources == (made[0],)
+    assert changed["c"].sources[0].op == "slice", "what has no kernel either way stays as it is"
+    assert changed["d"].sources[0].op == "slice"
+    given = {"x": np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)}
+    before, after = evaluate(graph, given), evaluate(changed, given)
+    assert all(np.array_equal(before[n], after[n]) for n in out)
+
+
+def rewrite_by(name: str, graph: Graph, runs: Callable[[Tensor], bool]) -> Graph:
+    """One rule, where devices have kernels as `runs` says."""
+    (rule,) = (r for r in RULES if r.name == name)
+    return rule.change(graph, Known(frozenset(), {}, runs))
+
+
 def test_rows_become_8_bits_once_for_all_their_products() -> None:
     spec = DeviceSpec("cpu", "cpu", fused=EIGHT)
     graph = rewrite(quantised_block(), [spec])

@@ -22,10 +22,10 @@ def ssm_scan(
     rows, heads, width = _sizes(state, x, dt, a, b, c)
     pace = apply("softplus", dt)  # [T, H]
     b, c = (_by_head(t, heads) for t in (b, c))  # [T, H, 1, N]
-    rate, found = apply("cont", a).reshape(heads, 1, a.shape[1]), []
+    rate, found = a.reshape(heads, 1, a.shape[1]), []
     for t in range(rows):
         step = pace[t].reshape(heads, 1, 1)
-        taken = apply("cont", x[t]).reshape(heads, width, 1) * step
+        taken = x[t].reshape(heads, width, 1) * step
         state = state * apply("exp", rate * step) + taken * b[t]  # [H, D, N]
         found.append((state * c[t]).sum(-1).reshape(1, heads, width))
     return apply("concat", *found, axis=0), state
@@ -59,6 +59,6 @@ def _sizes(
 def _by_head(t: Tensor, heads: int) -> Tensor:
     """[T, G, N] as [T, H, 1, N]."""
     rows, groups, size = t.shape
-    apart = apply("cont", t).reshape(rows, groups, 1, size)
+    apart = t.reshape(rows, groups, 1, size)
     each = apply("repeat", apart, shape=(rows, groups, heads // groups, size))
     return each.reshape(rows, heads, 1, size)

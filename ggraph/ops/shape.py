@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from ggraph.dtype import F16, I32, Q8_0
+from ggraph.errors import ShapeError
 from ggraph.ops.rules import expect, free, integers, rank, rule
 from ggraph.tensor import (
     Arg,
@@ -50,9 +51,6 @@ def _view(
 
 def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, shape = sources[0], list(integers(attrs, "shape"))
-    if not x.is_contiguous and [n for n in x.shape if n != 1] == [n for n in shape if n != 1]:
-        return _with_ones(x, shape)
-    expect(x.is_contiguous, f"{x.label} is not contiguous: use cont first")
     free_axes = [i for i, n in enumerate(shape) if n == -1]
     known = prod(n for n in shape if n != -1)
     expect(len(free_axes) <= 1 and min(shape, default=0) >= -1, f"shape {shape} is not a shape")
@@ -62,15 +60,28 @@ def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
         shape[free_axes[0]] = x.size // known
     expect(prod(shape) == x.size, f"{x.size} elements do not fill shape {shape}")
     if x.dtype.is_block and x.size:
-        expect(shape[-1] % x.dtype.block == 0, f"rows of {shape[-1]} cut blocks of {x.dtype}")
-    return Meta(tuple(shape), x.dtype, contiguous(shape, x.dtype))
+        last = shape[-1] if shape else 0
+        expect(last % x.dtype.block == 0, f"rows of {last} cut blocks of {x.dtype}")
+    strides = contiguous(shape, x.dtype)
+    return Meta(tuple(shape), x.dtype, strides if x.is_contiguous else _steps(x, shape, strides))
 
 
-def _with_ones(x: Tensor, shape: Sequence[int]) -> Meta:
-    """x in any layout with axes of size 1 added or dropped."""
-    steps = iter(s for n, s in zip(x.shape, x.strides, strict=True) if n != 1)
-    last = x.dtype.block_bytes
-    return Meta(tuple(shape), x.dtype, tuple(next(steps) if n != 1 else last for n in shape))
+def _steps(x: Tensor, shape: Sequence[int], whole: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of x, which has gaps, in another shape, as NumPy finds them; `whole` are those of a
+    shape without. ShapeError where an axis would have no regular step."""
+
+    def blocks(sizes: Sequence[int]) -> list[int]:
+        return [*sizes[:-1], *(n // x.dtype.block for n in sizes[-1:])]
+
+    one = np.empty(1, f"V{x.dtype.block_bytes}")
+    held = np.lib.stride_tricks.as_strided(one, blocks(x.shape), x.strides)
+    try:
+        found = np.reshape(held, blocks(shape), copy=False).strides
+    except ValueError:
+        place = f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)}"
+        raise ShapeError(f"{place} would take a copy: use cont first") from None
+    counted = zip(blocks(shape), found, whole, strict=True)
+    return tuple(s if n != 1 else w for n, s, w in counted)
 
 
 def _reshape(x: Array, *, shape: tuple[int, ...]) -> Array:
@@ -224,7 +235,8 @@ VIEW = _view(
 def reshape(x: Tensor, *shape: int, name: str = "") -> Tensor:
     """View of x's elements in another shape; one size may be -1. ggml: GGML_OP_RESHAPE.
 
-    x: contiguous, any dtype. Errors: ShapeError when elements or blocks do not fit.
+    x: any dtype. Errors: ShapeError when elements or blocks do not fit, or where x has gaps or
+    another order and the shape no regular steps: `cont` copies it.
     """
     return apply("reshape", x, name=name, shape=tuple(shape))
 

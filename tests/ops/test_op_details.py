@@ -1,6 +1,7 @@
 """What single ops promise beyond their examples: errors by name, edges, compositions."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from oracles import ORACLES
 
 import ggraph.ops as ops
+from ggraph import Session, open_backend
 from ggraph.dtype import BF16, F16, F32, I32, I64, Q4_0, Q8_0, DType
 from ggraph.errors import GgraphError, InputError, ShapeError
 from ggraph.graph import Graph
@@ -28,6 +30,47 @@ def run(y: Tensor, **feeds: Array) -> Array:
 
 
 @pytest.mark.parametrize(
+    ("window", "shape"),
+    [
+        (lambda x: ops.columns(x, 4, 12), (6, 3, 4)),
+        (lambda x: ops.columns(x, 4, 12), (2, 3, 2, -1)),
+        (lambda x: ops.columns(x, 4, 12), (3, 1, 2, 12, 1)),
+        (lambda x: ops.columns(ops.rows(x, 2, 1), 4, 12), (12,)),
+        (lambda x: ops.transpose(x), (4, 5, 6)),
+        (lambda x: ops.transpose(x), (20, 3, 2)),
+        (lambda x: ops.permute(ops.reshape(x, 6, 4, 5), 1, 0, 2), (2, 2, 6, 5)),
+        (lambda x: ops.columns(ops.columns(x, 4, 12).reshape(6, 3, 4), 1, 2), (2, 3, 3, 2)),
+        (lambda x: ops.view(x, (4, 6), (0, 1)), (2, 2, 3, 2)),
+    ],
+)
+def test_a_window_takes_another_shape_where_its_steps_allow_it(
+    window: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    """Nothing is copied, and numbers are those of a copy in that shape."""
+    x = input("x", (6, 20))
+    view, copied = window(x), ops.cont(window(x))
+    assert not view.is_contiguous or view.size == 12
+    seen = ops.reshape(view, *shape)
+    assert seen.is_view and seen.root is x and seen.shape == ops.reshape(copied, *shape).shape
+    given = np.arange(120, dtype=np.float32).reshape(6, 20)
+    graph = Graph.of({"seen": seen * 1.0, "copied": ops.reshape(copied, *shape)})
+    wanted = evaluate(graph, {"x": given})
+    assert np.array_equal(wanted["seen"], wanted["copied"])
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("step", graph)
+        got = session.run("step", {"x": given})
+    assert np.array_equal(got["seen"], wanted["seen"])
+    assert np.array_equal(got["copied"], wanted["seen"])
+
+
+def test_rows_of_blocks_with_gaps_are_cut_between_blocks() -> None:
+    block = Q8_0.block_bytes
+    seen = ops.reshape(ops.columns(input("x", (4, 96), Q8_0), 32, 64), 2, 2, -1, 32)
+    assert seen.shape == (2, 2, 2, 32) and seen.offset == block
+    assert seen.strides == (6 * block, 3 * block, block, block)
+
+
+@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: ops.mul_mat(input("w", (4, 5)), input("x", (2, 6))), "inner sizes 5 and 6 differ"),
@@ -39,6 +82,12 @@ def run(y: Tensor, **feeds: Array) -> Array:
         (lambda: ops.reshape(input("x", (2, 3)), 4, 2), r"6 elements do not fill shape \[4, 2\]"),
         (lambda: ops.reshape(input("x", (0, 3)), -1, 0), "do not fill"),
         (lambda: ops.reshape(ops.transpose(input("x", (2, 3))), 6), "not contiguous"),
+        (lambda: ops.reshape(ops.columns(input("x", (4, 6)), 0, 4), 2, 8), "would take a copy"),
+        (lambda: ops.reshape(ops.columns(input("x", (4, 6)), 0, 4), 5, -1), "do not fill"),
+        (
+            lambda: ops.reshape(ops.columns(input("x", (2, 96), Q8_0), 0, 64), 4, -1, 16),
+            "cut blocks of q8_0",
+        ),
         (lambda: ops.reshape(input("x", (2, 32), Q8_0), 4, 16), "cut blocks of q8_0"),
         (lambda: ops.permute(input("x", (2, 32), Q8_0), 1, 0), "must stay last"),
         (lambda: ops.permute(input("x", (2, 3)), 0, 0), "not an order of 2 axes"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from ggraph.backends.cpu import courses, short_conv
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import carries, nets
+from ggraph.backends.cpu.needs import carries, nets, row_step
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.ops.recurrent import key_heads
 from ggraph.ops.rules import flag
@@ -25,13 +25,18 @@ def _course(low: Lowering, x: Launch, course: Sequence[Ref]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _given(name: str, low: Lowering, rows: Ref) -> dict[str, Any]:
+    """The arguments that say where rows are, and how far apart."""
+    return {name: low.at(rows), f"{name}s": row_step(rows.tensor)}
+
+
 def ssm_conv(low: Lowering, x: Launch) -> bool:
     """Rows by a short convolution."""
     _, _, rows, w, *course = x.sources
     (m, n), taps = rows.tensor.shape, w.tensor.shape[0]
     if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL or m > courses.MAX_ROWS:
         return False
-    given = {"x": low.at(rows), "w": low.at(w), **_course(low, x, course)}
+    given = {**_given("x", low, rows), "w": low.at(w), **_course(low, x, course)}
     low.add("ssm_conv", n=n, taps=taps, **given)
     return True
 
@@ -42,7 +47,8 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
     n, taps = rows.tensor.shape[1], state.tensor.shape[1] + 1
     if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL:
         return False
-    low.add("ssm_conv_next", x=low.at(rows), n=n, taps=taps, **_course(low, x, course))
+    given = {**_given("x", low, rows), **_course(low, x, course)}
+    low.add("ssm_conv_next", n=n, taps=taps, **given)
     return True
 
 
@@ -53,16 +59,23 @@ def _sizes(x: Launch) -> dict[str, Any]:
     return {"heads": heads, "groups": key_heads(state, width), "d": d, "v": v, "width": width}
 
 
+def _put_down(x: Launch, *, ready: bool) -> dict[str, Any]:
+    """Rooms of what is known of the states after a step, filled by an earlier launch or by this
+    one, as arguments; 0 for none."""
+    return {"ends": 0, "change": 0, **{n: s for n, s in x.scratch.items() if s.ready is ready}}
+
+
 def delta_net(low: Lowering, x: Launch) -> bool:
-    """What queries find in the state after each row, and the states that texts end in, beside."""
+    """What queries find in the state after each row, and beside what is known of those after it."""
     _, _, rows, q, *course = x.sources
     if not nets(x.result.tensor):
         return False
-    made = [s for s in x.scratch.values() if not s.ready]
-    given = {"rows": low.at(rows), "q": low.at(q), **_course(low, x, course)}
-    ends = made[0] if made else 0
+    made = _put_down(x, ready=False)
+    given = {"rows": low.at(rows), **_given("q", low, q), **_course(low, x, course)}
     kernel, _ = NETS[flag(x.result.tensor.attrs, "corrects")]
-    low.add(kernel, makes=made, result=True, ends=ends, **_sizes(x), **given)
+    low.add(
+        kernel, makes=[s for s in made.values() if s], result=True, **made, **_sizes(x), **given
+    )
     return True
 
 
@@ -71,9 +84,8 @@ def delta_net_next(low: Lowering, x: Launch) -> bool:
     _, _, rows, *course = x.sources
     if not nets(x.result.tensor):
         return False
-    known = [s for s in x.scratch.values() if s.ready]
+    known = _put_down(x, ready=True)
     given = {"rows": low.at(rows), **_course(low, x, course)}
-    ends = known[0] if known else 0
     _, kernel = NETS[flag(x.result.tensor.attrs, "corrects")]
-    low.add(kernel, uses=known, ends=ends, **_sizes(x), **given)
+    low.add(kernel, uses=[s for s in known.values() if s], **known, **_sizes(x), **given)
     return True

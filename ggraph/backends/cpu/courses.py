@@ -99,3 +99,11 @@ def each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
 def end_of(k: Kernel, slot: Val) -> Val:
     """The last row of the step that is text of a slot for certain; below 0: none."""
     return k.minimum(entry(k, k.arg("certain"), slot), k.arg("m") - 1)
+
+
+def only_row(k: Kernel, slot: Val, last: Val) -> Val:
+    """Whether row 0 is all that goes on a slot's text, whose last certain row is given: 0 or 1."""
+    own = k.minimum(-1 - _before(k, k.const(0, I64)), k.arg("slots") - 1)
+    known = k.select(entry(k, k.arg("past"), slot).ne(0), own, -1)
+    alone = k.select(entry(k, k.arg("replay"), slot * k.arg("r")) < 0, known, -1)
+    return k.select(k.select(last.eq(0), alone, -1).eq(slot), k.const(1, I64), 0)

@@ -45,6 +45,8 @@ from ggraph.backends.cpu.needs import (
     attends_plainly,
     bounded,
     is_rows,
+    row_step,
+    step_of,
     turns,
     turns_into,
 )
@@ -72,7 +74,8 @@ def lower(low: Lowering, launch: Launch) -> bool:
 def _set_rows(low: Lowering, x: Launch) -> bool:
     """Float rows into a cache, in place."""
     held, rows, index = (s.tensor for s in x.sources)
-    if held.dtype.name not in attention.KINDS or not held.is_contiguous or not is_rows(rows):
+    step = row_step(rows)
+    if held.dtype.name not in attention.KINDS or not held.is_contiguous or step is None:
         return False
     if not index.is_contiguous:
         return False
@@ -80,32 +83,34 @@ def _set_rows(low: Lowering, x: Launch) -> bool:
     low.add(
         "set_rows_" + held.dtype.name, x=low.at(x.sources[1]), y=low.at(x.result),
         index=low.at(x.sources[2]),
-        m=rows.shape[0], n=n, xs=n * 4, ys=held.dtype.row_bytes(n), limit=held.shape[0],
+        m=rows.shape[0], n=n, xs=step, ys=held.dtype.row_bytes(n), limit=held.shape[0],
         ib=index.dtype.block_bytes,
     )  # fmt: skip
     return True
 
 
 def _rms_norm(low: Lowering, x: Launch) -> bool:
-    a = x.sources[0].tensor
-    if not all(is_rows(s.tensor) for s in x.sources):
+    a, *by = (s.tensor for s in x.sources)
+    step = step_of(a)
+    if step is None or not all(map(is_rows, by)):
         return False
     n = a.shape[-1]
     w = low.at(x.sources[1]) if len(x.sources) > 1 else 0
     low.add(
         "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
-        xs=n * 4, ys=n * 4, eps=float(_number(x, "eps")),
+        xs=step, ys=n * 4, eps=float(_number(x, "eps")),
     )  # fmt: skip
     return True
 
 
 def _quantise(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
-    if not is_rows(a):
+    step = step_of(a)
+    if step is None:
         return False
     k = a.shape[-1]
     low.add(
-        "quantise", x=low.at(x.sources[0]), out=low.at(x.result), m=a.size // k, k=k, xs=k * 4,
+        "quantise", x=low.at(x.sources[0]), out=low.at(x.result), m=a.size // k, k=k, xs=step,
         os=activation_bytes(k),
     )  # fmt: skip
     return True
@@ -113,22 +118,24 @@ def _quantise(low: Lowering, x: Launch) -> bool:
 
 def _rms_norm_quantise(low: Lowering, x: Launch) -> bool:
     a, w = (s.tensor for s in x.sources)
-    if not (is_rows(a) and is_rows(w)):
+    step = step_of(a)
+    if step is None or not is_rows(w):
         return False
     n = a.shape[-1]
     low.add(
         "rms_norm_quantise", x=low.at(x.sources[0]), w=low.at(x.sources[1]), out=low.at(x.result),
-        m=a.size // n, n=n, xs=n * 4, os=activation_bytes(n), eps=_number(x, "eps"),
+        m=a.size // n, n=n, xs=step, os=activation_bytes(n), eps=_number(x, "eps"),
     )  # fmt: skip
     return True
 
 
 def _swiglu_quantise(low: Lowering, x: Launch) -> bool:
     a, b = (s.tensor for s in x.sources)
-    if not (is_rows(a) and is_rows(b)):
+    first, second = step_of(a), step_of(b)
+    if first is None or second is None:
         return False
     n = a.shape[-1]
-    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "os": activation_bytes(n)}
+    steps: dict[str, Any] = {"as": first, "bs": second, "os": activation_bytes(n)}
     sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
     low.add(
         "swiglu_quantise", out=low.at(x.result), m=a.size // n, n=n, **sources, **steps
@@ -145,10 +152,11 @@ def _number(x: Launch, name: str) -> float:
 def _swiglu(low: Lowering, x: Launch) -> bool:
     """Two float tensors of one shape."""
     a, b = (s.tensor for s in x.sources)
-    if not (is_rows(a) and is_rows(b)):
+    first, second = step_of(a), step_of(b)
+    if first is None or second is None:
         return False
     n = a.shape[-1]
-    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
+    steps: dict[str, Any] = {"as": first, "bs": second, "ys": n * 4}
     sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
     low.add("swiglu", y=low.at(x.result), m=a.size // n, n=n, **sources, **steps)
     return True
@@ -158,14 +166,15 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
     """Rows as they are, or with a mask of the same shape."""
     a, y = x.sources[0].tensor, x.result.tensor
     attrs, shown = y.attrs, [s.tensor for s in x.sources[1:]]
-    if not is_rows(a) or attrs["has_sinks"] or attrs["max_bias"]:
+    step = step_of(a)
+    if step is None or attrs["has_sinks"] or attrs["max_bias"]:
         return False
     if any(not is_rows(s) or s.shape != a.shape for s in shown):
         return False
     n = a.shape[-1]
     low.add(
         "soft_max", x=low.at(x.sources[0]), mask=low.at(x.sources[1]) if shown else 0,
-        y=low.at(x.result), m=a.size // n, n=n, xs=n * 4, ms=n * 4, ys=n * 4,
+        y=low.at(x.result), m=a.size // n, n=n, xs=step, ms=n * 4, ys=n * 4,
         scale=_number(x, "scale"),
     )  # fmt: skip
     return True
@@ -173,10 +182,11 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
 
 def _argmax(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
-    if not is_rows(a):
+    step = step_of(a)
+    if step is None:
         return _by_row(low, x, "top_k_", ys=4, k=1, rising=0)
     n = a.shape[-1]
-    low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4)
+    low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=step)
     return True
 
 
@@ -269,7 +279,7 @@ def _rotate(
         x=low.at(a), y=target.y, pos=low.at(positions), index=target.index,
         freqs=low.constant(padded),
         factors=low.at(factors[0]) if factors else 0, m=rows, heads=heads, hd=dim, nr=rotated,
-        halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
+        halves=int(attrs["mode"] == "neox"), xs=a.tensor.strides[0], xh=a.tensor.strides[1],
         ys=heads * target.head_bytes, yh=target.head_bytes,
         limit=x.result.tensor.shape[0] if target.index else rows,
         mscale=magnitude, ib=target.index_bytes,
@@ -292,7 +302,7 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
         "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": entries, "c": k.shape[0],
-        "qs": heads * dim * 4, "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0],
+        "qs": step_of(q, 2), "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0],
         "vh": v.strides[1], "ys": heads * wide * 4,
         "part": parts[0] if parts else 0,
         "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggraph.backends.cpu.judge import Ground
-from ggraph.backends.cpu.needs import is_weight, lists_slots
+from ggraph.backends.cpu.needs import is_weight, lists_slots, step_of
 from ggraph.backends.cpu.packing import Packed, Packer
 from ggraph.backends.cpu.program import Assembler, Range, Touched
 from ggraph.backends.cpu.tiles import activation_bytes
@@ -85,8 +85,8 @@ class Lowering:
         """The 8-bit activation blocks of m rows of source 1, made by the first launch on them."""
         room, step = launch.room("rows"), activation_bytes(k)
         if not room.ready:
-            x = self.at(launch.sources[1])
-            self.add("quantise", makes=[room], x=x, out=room, m=m, k=k, xs=k * 4, os=step)
+            x, own = self.at(launch.sources[1]), step_of(launch.sources[1].tensor)
+            self.add("quantise", makes=[room], x=x, out=room, m=m, k=k, xs=own, os=step)
         return room
 
     def shown(self, launch: Launch) -> Scratch:

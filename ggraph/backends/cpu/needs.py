@@ -7,6 +7,7 @@ bits.
 Legend: m rows, n slots of a cache, k columns of a product.
 """
 
+from itertools import pairwise
 from math import prod
 
 from ggraph.backends.cpu import attention, cache, courses, gated, recurrent
@@ -26,7 +27,7 @@ from ggraph.device import Need
 from ggraph.dtype import A8, BF16, F16, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rules import flag
-from ggraph.tensor import Kind, Tensor
+from ggraph.tensor import Kind, Tensor, contiguous
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
 INDEX_OPS = ("argmax", "argsort", "top_k")  # ops whose results are indices of a row
@@ -46,6 +47,26 @@ def is_matrix(t: Tensor) -> bool:
 def is_rows(t: Tensor) -> bool:
     """Whether a tensor is float32 without gaps."""
     return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
+
+
+def step_of(t: Tensor, axes: int = 1) -> int | None:
+    """Bytes from a row of t, float32, to the next: a row is the last `axes` axes and has no gaps.
+    None where it has, or rows do not follow one another evenly."""
+    if t.dtype is not F32 or len(t.shape) < axes:
+        return None
+    cut, whole = len(t.shape) - axes, contiguous(t.shape, F32)
+    if t.is_contiguous:
+        return prod(t.shape[cut:]) * F32.block_bytes
+    steps = list(zip(t.shape, t.strides, whole, strict=True))
+    lead = [(n, s) for n, s, _ in steps[:cut] if n != 1]
+    even = all(a == n * b for (_, a), (n, b) in pairwise(lead))
+    flat = all(n == 1 or s == w for n, s, w in steps[cut:])
+    return lead[-1][1] if flat and even and lead else None
+
+
+def row_step(t: Tensor) -> int | None:
+    """The same of what stands at each place of the first axis."""
+    return step_of(t, len(t.shape) - 1)
 
 
 def kept_as(dtype: DType, exact: bool) -> DType:
@@ -70,9 +91,10 @@ def _meets(w: Tensor, a: Tensor, exact: bool, axes: int = 2) -> bool:
     in_8_bits = a.dtype is A8 and a.is_contiguous
     if not is_matrix(w) or len(w.shape) != axes or not w.shape[-1]:
         return False
-    if not (in_8_bits or is_rows(a)) or (w.dtype.is_block and a.shape[-1] % 32):
+    floats = takes_floats(w, exact)
+    if w.dtype.is_block and a.shape[-1] % 32:
         return False
-    return not (in_8_bits and takes_floats(w, exact))
+    return is_rows(a) if floats else in_8_bits or step_of(a) is not None
 
 
 def gates(t: Tensor, exact: bool) -> bool:
@@ -199,7 +221,7 @@ def attends(t: Tensor) -> bool:
     8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-    if not is_rows(q):
+    if step_of(q, 2) is None:
         return False
     if attrs["has_mask"] and not is_rows(rest[0]) and not lists_slots(rest[0]):
         return False
@@ -227,7 +249,8 @@ def attends_plainly(t: Tensor) -> bool:
 def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
     rotated = t.attrs["n_rot"]
-    if not all(map(is_rows, (x, *factors))):
+    beside = x.dtype is F32 and x.strides[-1] == F32.block_bytes
+    if not (beside and all(map(is_rows, factors))):
         return False
     if positions.dtype is not I32 or not positions.is_contiguous:
         return False
@@ -241,11 +264,19 @@ def turns_into(t: Tensor) -> bool:
     return known and index.is_contiguous and turns(t, x, positions, *factors)
 
 
+WINDOWS = {"ssm_conv": 2, "ssm_conv_next": 2, "delta_net": 3}  # the source that may be one
+
+
 def carries(t: Tensor) -> bool:
     """Whether what a layer with a state reads lies as its kernels want it: numbers are float32,
-    indices int32, and nothing has gaps."""
-    plain = all(s.is_contiguous and s.dtype in (F32, I32) for s in t.sources)
-    return plain and all(map(is_rows, t.sources[:3]))
+    indices int32, and nothing has gaps but what is convolved, and queries, between rows."""
+    numbers = 3 + (t.op in ("ssm_conv", "delta_net"))
+    window = WINDOWS.get(t.op)
+    return all(
+        (row_step(s) is not None if i == window else s.is_contiguous)
+        and s.dtype is (F32 if i < numbers else I32)
+        for i, s in enumerate(t.sources)
+    )
 
 
 def nets(t: Tensor) -> bool:
@@ -259,7 +290,7 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
     "rows": rows of a product in 8 bits; "gate", "up": what a unit takes; "slots": lists of what
     each row of a mask shows; "parts": attention by chunks; "turned": rotated rows on their way to a
-    cache of blocks; "ends": the states that texts end in.
+    cache of blocks; "ends": the states that texts end in; "change": what the only row adds to one.
     """
     if not t.size:
         return ()
@@ -274,20 +305,23 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     if t.op == "flash_attn" and attends_plainly(t):
         return (Need("scores", prod(t.shape[:2]) * t.sources[1].shape[0] * 4),)
     if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
-        return (Need("turned", t.sources[1].nbytes),)
+        return (Need("turned", t.sources[1].size * F32.block_bytes),)
     if t.op in ("delta_net", "delta_net_next") and nets(t):
         return _state_needs(t)
     return rooms(t)
 
 
 def _state_needs(t: Tensor) -> tuple[Need, ...]:
-    """Of a delta net. One row is computed again in the time that its state is put down and taken
-    up: decoding of a model of 0.8B loses 1 % by it."""
-    if t.sources[2].shape[0] < 2:
-        return ()
+    """Of a delta net. The state after one row is put down as what the row adds to it, which is of
+    rank 1: to put down all of it and take it up costs as much as computing it again."""
+    state, rows = t.sources[0], t.sources[2].shape[0]
+    _, heads, _, v = state.shape
     course = range(len(t.sources) - 4, len(t.sources))
     how = "corrected" if flag(t.attrs, "corrects") else "added"
-    return (Need("ends", t.sources[0].nbytes, (0, 1, 2, *course), how=how),)
+    if rows > 1:
+        return (Need("ends", state.nbytes, (0, 1, 2, *course), how=how),)
+    change = Need("change", heads * v * F32.block_bytes, (0, 1, 2, *course), how=how)
+    return (change,) if rows else ()
 
 
 def _joined_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:

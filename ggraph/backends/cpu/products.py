@@ -20,6 +20,7 @@ from ggraph.backends.cpu.needs import (
     multiplies,
     multiplies_by_id,
     multiplies_each,
+    row_step,
     stores,
     takes_floats,
 )
@@ -242,18 +243,23 @@ def get_rows(low: Lowering, x: Launch) -> bool:
 
 
 def _gather(low: Lowering, x: Launch) -> bool:
-    """Chosen rows of any table without gaps, such as a cache: one table, or one per leading index
-    of the ids."""
+    """Chosen rows of a table, such as a cache: one, or without gaps one per leading index of the
+    ids."""
     rows, ids = x.sources
     t, i = rows.tensor, ids.tensor
-    known = t.dtype.name in cache.GATHER and t.is_contiguous and i.is_contiguous
+    several = len(i.shape) > 1 and len(t.shape) > 2
+    known = t.dtype.name in cache.GATHER and i.is_contiguous
     if not known or (t.dtype.is_block and len(t.shape) > 2):
         return False
-    several = len(i.shape) > 1 and len(t.shape) > 2
     tables = prod(i.shape[:-1]) if several else 1
     limit = t.shape[-2] if several else t.shape[0]
     m, n = i.size // tables, t.size // (tables * max(limit, 1))
-    row = t.dtype.row_bytes(n)
+    if t.is_contiguous:
+        row: int | None = t.dtype.row_bytes(n)
+    else:
+        row = None if several else row_step(t)
+    if row is None:
+        return False
     for b in range(tables):
         low.add(
             "gather_" + t.dtype.name, x=low.at(rows) + b * limit * row, limit=limit, xs=row,

@@ -16,6 +16,7 @@ from ggraph.backends.cpu.courses import (
     end_of,
     entry,
     follow,
+    only_row,
     owners,
     walk,
 )
@@ -26,7 +27,10 @@ MAX_KEY = 256  # numbers of a key
 TURNS = 4  # totals of a sum: one alone would wait for itself
 ABREAST = 4  # vectors of columns: between two rows all of them wait for the same sums
 FEWER = ABREAST, 2, 1  # as many where values have no such width: Nemotron has some of 80 numbers
-NET = "state log rows y ends parents replay past certain slots m heads groups d v width r limit"
+NET = (
+    "state log rows y ends change parents replay past certain slots m heads groups d v width r "
+    "limit"
+)
 
 Sums = list[Val]  # of some columns
 
@@ -62,6 +66,10 @@ class _Tile:
         """Where row i stands in the whole state of a slot."""
         heads, d, v = self.k.words("heads d v")
         return whole + (((slot * heads + self.h) * d + i) * v + self.j) * 4
+
+    def column(self, whole: Val) -> Val:
+        """Where the columns stand among those of all heads."""
+        return whole + (self.h * self.k.arg("v") + self.j) * 4
 
     def leave(self, whole: Val, slot: Val) -> None:
         """Put the columns where they stand in the whole state of a slot."""
@@ -135,33 +143,60 @@ class _Tile:
 
         return self._sums(1, each)[0]
 
-    def correct(self, row: Val, known: Sums, *asked: Val) -> list[Sums]:
-        """The state after a row whose key found `known` before; what `asked` vectors find in it."""
-        k, (d, v, heads, groups) = self.k, self.k.words("d v heads groups")
-        key, values = self.key(row), row + groups * d * 4
-        gates = values + heads * v * 4
-        gate = words.exp(k, words.broadcast(k, gates + self.h * 4))
-        fade = k.splat(k.lane(gate, 0), self.lanes)
-        beta = words.broadcast(k, gates + (heads + self.h) * 4, self.lanes)
-        told = self.vectors(values + (self.h * v + self.j) * 4)
+    def _parts(self, row: Val) -> tuple[Val, Val]:
+        """Where a row's values begin, and its gates."""
+        d, v, heads, groups = self.k.words("d v heads groups")
+        values = row + groups * d * 4
+        return values, values + heads * v * 4
+
+    def _fade(self, row: Val) -> Val:
+        """What a row leaves of the state."""
+        gate = words.broadcast(self.k, self._parts(row)[1] + self.h * 4)
+        return self.k.splat(self.k.lane(words.exp(self.k, gate), 0), self.lanes)
+
+    def change(self, row: Val, known: Sums) -> Sums:
+        """What is added to the state where a row's key is 1, if that found `known` before."""
+        (values, gates), heads = self._parts(row), self.k.arg("heads")
+        fade = self._fade(row)
+        beta = words.broadcast(self.k, gates + (heads + self.h) * 4, self.lanes)
+        told = self.vectors(self.column(values))
         if self.corrects:
-            change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
-        else:
-            change = [t * beta for t in told]
+            return [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
+        return [t * beta for t in told]
+
+    def _changed(self, row: Val, change: Sums) -> Callable[[Val, Val], Sums]:
+        """Row i of the state after a row, of what stands at an address before it."""
+        key, fade = self.key(row), self._fade(row)
+
+        def after(at: Val, i: Val) -> Sums:
+            share = words.broadcast(self.k, key + i * 4, self.lanes)
+            old = self.vectors(at)
+            return [words.fma(self.k, share, c, o * fade) for c, o in zip(change, old, strict=True)]
+
+        return after
+
+    def correct(self, row: Val, change: Sums, *asked: Val) -> list[Sums]:
+        """The state after a row that changes it so; what `asked` vectors find in it."""
+        after = self._changed(row, change)
 
         def each(i: Val, sums: Sequence[Sequence[Var]]) -> None:
-            share = words.broadcast(k, key + i * 4, self.lanes)
-            old = self.vectors(self.row(i))
-            held = [words.fma(k, share, c, o * fade) for c, o in zip(change, old, strict=True)]
+            held = after(self.row(i), i)
             self.store(self.row(i), held)
             for vector, own in zip(asked, sums, strict=True):
                 self._add(vector, i, held, own)
 
         return self._sums(len(asked), each)
 
+    def correct_whole(self, whole: Val, slot: Val, row: Val, change: Sums) -> None:
+        """The same where the columns stand in the whole state of a slot."""
+        after = self._changed(row, change)
+        for i in self.k.loop(0, self.k.arg("d")):
+            at = self.k.opaque(self.given(whole, slot, i))
+            self.store(at, after(at, i))
+
     def advance(self, row: Val) -> None:
         """The state after a row."""
-        self.correct(row, self.known(row))
+        self.correct(row, self.change(row, self.known(row)))
 
     def base(self, slot: Val) -> None:
         """A slot's state after the replayed rows."""
@@ -219,8 +254,10 @@ def _walked(k: Kernel, tile: _Tile, slot: Val, last: Val) -> None:
 
 def _net(k: Kernel, corrects: bool) -> None:
     """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
-    slots that the step changes = what delta_net_next makes of them."""
-    q, y, ends, m, heads, groups, d, v = k.words("q y ends m heads groups d v")
+    slots that the step changes = what delta_net_next makes of them; `change`, unless 0, = what the
+    only row adds to the state where its key is 1."""
+    q, qs, y, ends, rank_1 = k.words("q qs y ends change")
+    m, heads, groups, d, v = k.words("m heads groups d v")
     owner = owners(k)
 
     def found(tile: _Tile) -> None:
@@ -243,20 +280,22 @@ def _net(k: Kernel, corrects: bool) -> None:
             if corrects:
                 with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
                     _set(known, tile.known(row))
-            held = [v.value for v in known]
-            asked = k.opaque(q + (t * groups + tile.group(groups)) * d * 4)
-            given = y + ((t * heads + tile.h) * v + tile.j) * 4
+            change = tile.change(row, [v.value for v in known])
+            with k.when(rank_1.ne(0)):
+                tile.store(tile.column(rank_1), change)
+            asked = k.opaque(q + t * qs + tile.group(groups) * d * 4)
+            given = tile.column(y + t * heads * v * 4)
             if corrects:
                 with k.if_else(t + 1 < m) as (more, end):
                     with more:  # what the next row's key finds is found on the way
-                        told, after = tile.correct(row, held, asked, tile.key(_row_of(k, t + 1)))
+                        told, after = tile.correct(row, change, asked, tile.key(_row_of(k, t + 1)))
                         tile.store(given, told)
                         _set(known, after)
                         asked_for.value = t + 1
                     with end:
-                        tile.store(given, tile.correct(row, held, asked)[0])
+                        tile.store(given, tile.correct(row, change, asked)[0])
             else:
-                tile.store(given, tile.correct(row, held, asked)[0])
+                tile.store(given, tile.correct(row, change, asked)[0])
             slot = k.load(owner + t * 8, I64)
             with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
                 tile.leave(ends, slot)
@@ -264,28 +303,41 @@ def _net(k: Kernel, corrects: bool) -> None:
     _tiles(k, corrects, found)
 
 
+def _by_change(k: Kernel, slot: Val, last: Val) -> Val:
+    """Whether what the step's only row adds to a slot's state is known, and nothing else is new."""
+    found = k.var(0)
+    with k.when(k.arg("change").ne(0)):  # else there may be no row
+        found.value = only_row(k, slot, last)
+    return found.value.ne(0)
+
+
 def _net_next(k: Kernel, corrects: bool) -> None:
     """y, the state's own bytes = each slot's state after the rows that are text; they lie at `ends`
-    already, unless that is 0."""
-    y, ends = k.words("y ends")
+    already, unless that is 0, or a step's only row adds `change` to one, unless that is 0."""
+    y, ends, change = k.words("y ends change")
 
     def after(tile: _Tile) -> None:
         def state(slot: Val, last: Val) -> None:
-            with k.if_else(ends.eq(0)) as (unknown, known):
-                with unknown:
-                    _walked(k, tile, slot, last)
-                    tile.leave(y, slot)
+            with k.if_else(ends.ne(0)) as (known, unknown):
                 with known:
                     for i in k.loop(0, k.arg("d")):
                         held = tile.vectors(tile.given(ends, slot, i))
                         tile.store(tile.given(y, slot, i), held)
+                with unknown, k.if_else(_by_change(k, slot, last)) as (one, more):
+                    with one:
+                        tile.correct_whole(
+                            y, slot, _row_of(k, last), tile.vectors(tile.column(change))
+                        )
+                    with more:
+                        _walked(k, tile, slot, last)
+                        tile.leave(y, slot)
 
         each_changed(k, state)
 
     _tiles(k, corrects, after)
 
 
-kernel("q " + NET, name="delta_net")(partial(_net, corrects=True))
+kernel("q qs " + NET, name="delta_net")(partial(_net, corrects=True))
 kernel(NET, name="delta_net_next")(partial(_net_next, corrects=True))
-kernel("q " + NET, name="state_space")(partial(_net, corrects=False))
+kernel("q qs " + NET, name="state_space")(partial(_net, corrects=False))
 kernel(NET, name="state_space_next")(partial(_net_next, corrects=False))

@@ -71,20 +71,20 @@ def _remembered(k: Kernel, window: list[Var], slot: Val, c: Val, left: Val | Non
 
 def _conv_turn(k: Kernel, taps: int, first: Val, c: Val, left: Val | None) -> None:
     """Some channels of a turn of rows, from row `first` on."""
-    x, w, y, m, n = k.words("x w y m n")
+    x, xs, w, y, m, n = k.words("x xs w y m n")
     window = _window(k, taps - 1)
     weights = [_load(k, w + (n * j + c) * 4, left) for j in range(taps)]
     last = k.var(m)
 
     def row(t: Val) -> None:
-        _push(k, window, _load(k, x + (t * n + c) * 4, left))
+        _push(k, window, _load(k, x + t * xs + c * 4, left))
 
     def base(slot: Val) -> None:
         _remembered(k, window, slot, c, left)
 
     for t in k.loop(first, k.minimum(first + TURN, m)):
         follow(k, t, last, taps - 1, base, row)
-        own = _load(k, x + (t * n + c) * 4, left)
+        own = _load(k, x + t * xs + c * 4, left)
         total = weights[-1] * own
         for held, weight in zip(window, weights, strict=False):
             total = words.fma(k, held.value, weight, total)
@@ -100,14 +100,14 @@ def _conv(k: Kernel, taps: int) -> None:
 
 def _conv_next(k: Kernel, taps: int) -> None:
     """y = the last taps - 1 inputs of every text: the state's own bytes."""
-    x, y, n = k.words("x y n")
+    x, xs, y, n = k.words("x xs y n")
 
     def channels(c: Val, left: Val | None) -> None:
         window = _window(k, taps - 1)
 
         def after(slot: Val, last: Val) -> None:
             def row(t: Val) -> None:
-                _push(k, window, _load(k, x + (t * n + c) * 4, left))
+                _push(k, window, _load(k, x + t * xs + c * 4, left))
 
             walk(k, last, taps - 1, lambda _: _remembered(k, window, slot, c, left), row)
             for i, held in enumerate(window):
@@ -125,13 +125,13 @@ def _by_taps(k: Kernel, body: Callable[[Kernel, int], None]) -> None:
             body(k, taps)
 
 
-@kernel("state log x w y parents replay past slots m n taps r limit")
+@kernel("state log x xs w y parents replay past slots m n taps r limit")
 def ssm_conv(k: Kernel) -> None:
     """Rows by a short convolution; w is [K, n]."""
     _by_taps(k, _conv)
 
 
-@kernel("state log x y parents replay past certain slots m n taps r limit")
+@kernel("state log x xs y parents replay past certain slots m n taps r limit")
 def ssm_conv_next(k: Kernel) -> None:
     """What the convolution remembers of each text."""
     _by_taps(k, _conv_next)

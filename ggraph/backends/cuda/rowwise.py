@@ -174,7 +174,8 @@ def _get_rows(low: Lowering, x: Launch) -> None:
 def _storable(t: Tensor) -> bool:
     cache, rows, index = t.sources
     known = is_plain(cache) or (cache.dtype is Q8_0)
-    return known and is_plain(rows) and rows.is_contiguous and _is_index(index)
+    whole = rows.strides[1:] == contiguous(rows.shape[1:], rows.dtype)
+    return known and is_plain(rows) and whole and _is_index(index)
 
 
 def _set_rows(low: Lowering, x: Launch) -> None:
@@ -184,7 +185,7 @@ def _set_rows(low: Lowering, x: Launch) -> None:
     low.call(
         "set_rows", (r.shape[0], -(-n // (MANY * 128)), 1), 128, rows=low.at(rows),
         cache=low.at(x.result), index=low.at(index), tokens=r.shape[0], count=c.shape[0], n=n,
-        from_=PLAIN[r.dtype], to=-1 if c.dtype is Q8_0 else PLAIN[c.dtype],
+        step=r.strides[0], from_=PLAIN[r.dtype], to=-1 if c.dtype is Q8_0 else PLAIN[c.dtype],
         index_type=PLAIN[index.tensor.dtype],
     )  # fmt: skip
 

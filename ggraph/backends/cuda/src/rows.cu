@@ -13,11 +13,11 @@ DEV void store_q8_0(u8* out, float value) {
   out[2 + threadIdx.x % 32] = (u8)(i8)(v < 0.0f ? -rounded : rounded);
 }
 
-// rows[t] (plain, without gaps) to place index[t] of a cache; `to` is -1 for Q8_0. Of two rows for
-// one place the last stays; an index outside [0, count) writes nothing. Grid (T, parts of a row).
-KERNEL set_rows(const u8* rows, u8* cache, const u8* index, i64 tokens, i64 count, i64 n, int from,
-                int to, int index_type) {
-  const u8* row = rows + blockIdx.x * n * plain_size(from);
+// rows[t] (plain, `step` bytes apart) to place index[t] of a cache; `to` is -1 for Q8_0. Of two rows
+// for one place the last stays; an index outside [0, count) writes nothing. Grid (T, parts of a row).
+KERNEL set_rows(const u8* rows, u8* cache, const u8* index, i64 tokens, i64 count, i64 n, i64 step,
+                int from, int to, int index_type) {
+  const u8* row = rows + blockIdx.x * step;
   const int first = blockIdx.y * MANY * blockDim.x + threadIdx.x;
   u32 bits[MANY] = {};
 #pragma unroll
