@@ -120,7 +120,7 @@ class Grown:
                 return self._named(t.T)
             if roll < 0.8 and t.is_contiguous:
                 return self._named(ops.view(t, shape, None, self.r.randint(0, t.size - n)))
-            if t.size == n and t.is_contiguous:
+            if t.size == n:
                 return self._named(t.reshape(*shape))
         except ShapeError:
             return None
