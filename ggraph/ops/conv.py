@@ -316,7 +316,7 @@ def _spread(given: Tensor, at: Sequence[int], turns: Sequence[int], s: Sequence[
 def conv_1d(
     w: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: int = 1, *, name: str = ""
 ) -> Tensor:
-    """w [O, I, k] over x [N, I, L], both contiguous and plain float -> f32 [N, O, Y].
+    """w [O, I, k] over x [N, I, L], both plain float -> f32 [N, O, Y].
 
     `conv_2d` of images of one row. ggml: ggml_conv_1d. Errors: ShapeError.
     """
@@ -354,7 +354,7 @@ def pool_1d(
     *,
     name: str = "",
 ) -> Tensor:
-    """`pool_2d` along the last axis of contiguous x [.., L] -> f32 [.., Y]. ggml: POOL_1D."""
+    """`pool_2d` along the last axis of x [.., L] -> f32 [.., Y]. ggml: POOL_1D."""
     rank(x, 1)
     image = x.reshape(*x.shape[:-1], 1, x.shape[-1])  # [.., 1, L]
     found = pool_2d(image, kind, (1, kernel), (1, stride or kernel), (0, padding))

@@ -292,7 +292,11 @@ def test_conv_1d_and_pool_1d_are_their_two_dimensional_peers() -> None:
     wanted = [[[(x[n, :, 2 * j : 2 * j + 2] * w[o]).sum() for j in range(3)] for o in range(4)]
               for n in range(2)]  # fmt: skip
     assert np.allclose(got, wanted, atol=1e-5)
+    windows = (ops.transpose(input(n, v.mT.shape)) for n, v in (("w", w), ("x", x)))
+    assert np.array_equal(run(ops.conv_1d(*windows, 2), x=x.mT, w=w.mT), got)
     pooled = run(ops.pool_1d(input("x", x.shape), "max", 3, 2), x=x)
+    window = ops.transpose(input("x", x.mT.shape))
+    assert np.array_equal(run(ops.pool_1d(window, "max", 3, 2), x=x.mT), pooled)
     assert np.array_equal(pooled, np.stack([x[..., i : i + 3].max(-1) for i in (0, 2, 4)], -1))
 
 
