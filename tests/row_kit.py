@@ -54,11 +54,6 @@ class Rows:
         self.given[name] = Arg(shape, dtype)
         return leaf(Kind.WEIGHT, name, shape, dtype)
 
-    def rows(self) -> Tensor:
-        """A value whose rows follow one another: what kernels of quantised products read."""
-        t = self.row()
-        return t if t.is_contiguous else ops.cont(t)
-
     def per_row(self, n: int, limit: int) -> Tensor:
         """A new input i32 [m, n] of integers in [0, limit)."""
         name = f"i{len(self.given)}"
@@ -78,7 +73,7 @@ class Rows:
 
 def product(f: Rows) -> None:
     """A product, perhaps with a residual."""
-    x = f.rows()
+    x = f.row()
     y = ops.mul_mat(f.matrix(f.r.choice(WIDTHS), x.shape[-1]), x)
     alike = [t for t in f.values if t.shape == y.shape]
     f.put(ops.add(f.r.choice(alike), y) if alike and f.r.random() < 0.6 else y)
@@ -86,7 +81,7 @@ def product(f: Rows) -> None:
 
 def several(f: Rows) -> None:
     """Products of the same rows with matrices of one type."""
-    x, r = f.rows(), f.r
+    x, r = f.row(), f.r
     first = f.matrix(r.choice(WIDTHS), x.shape[-1])
     for _ in range(r.randint(1, 3)):
         f.put(ops.mul_mat(f.matrix(r.choice(WIDTHS), x.shape[-1], first.dtype), x))
@@ -95,7 +90,7 @@ def several(f: Rows) -> None:
 
 def gated(f: Rows) -> None:
     """A gated unit of two products, of two values, or of the halves of one."""
-    x, r = f.rows(), f.r
+    x, r = f.row(), f.r
     n, roll = r.choice(WIDTHS), r.random()
     unit = r.choice(("swiglu", *UNITS))
     if roll < 0.6:
@@ -149,7 +144,7 @@ def heads(f: Rows) -> None:
     x, r = f.row(), f.r
     n = x.shape[-1]
     d = r.choice([s for s in (2, 4, 8, 16, 32) if n % s == 0] or [n])
-    t = (x if x.is_contiguous else ops.cont(x)).reshape(f.m, n // d, d)
+    t = x.reshape(f.m, n // d, d)
     if r.random() < 0.6:
         t = ops.mul(ops.rms_norm(t), f.weight(d))
     if d % 2 == 0 and r.random() < 0.6:
@@ -161,7 +156,7 @@ def heads(f: Rows) -> None:
 
 def experts(f: Rows) -> None:
     """Products with experts chosen for each row."""
-    x, r = f.rows(), f.r
+    x, r = f.row(), f.r
     k, n, used = x.shape[-1], r.choice(WIDTHS), r.randint(1, 2)
     w = f.weight(EXPERTS, n, k, dtype=r.choice([d for d in TYPES if k % d.block == 0]))
     y = ops.mul_mat_id(w, x.reshape(f.m, 1, k), f.per_row(used, EXPERTS))

@@ -245,11 +245,7 @@ def test_the_bytes_of_a_view_are_those_of_its_elements(
     assert all(one[1] < other[0] for one, other in pairwise(found))
     if covered != shown:
         assert found == ((t.offset, t.offset + t.nbytes),) and prod(shape) > limit
-    in_order = [
-        t.offset + sum(i * s for i, s in zip(at, t.strides, strict=True))
-        for at in np.ndindex(*t.shape)
-    ]
-    assert t.is_contiguous == (in_order == [t.offset + 2 * i for i in range(t.size)])
+    assert t.is_contiguous == (not shown or t.strides == contiguous(t.shape, F16))
 
 
 @pytest.mark.parametrize("dtype", [F32, Q4_0])

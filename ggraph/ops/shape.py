@@ -6,11 +6,12 @@ last axis stays last and is cut at block borders only.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 
-from ggraph.dtype import F16, I32, Q8_0
+from ggraph.dtype import F16, I32, Q8_0, DType
 from ggraph.errors import ShapeError
 from ggraph.ops.rules import expect, free, integers, rank, rule
 from ggraph.tensor import (
@@ -63,25 +64,36 @@ def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
         last = shape[-1] if shape else 0
         expect(last % x.dtype.block == 0, f"rows of {last} cut blocks of {x.dtype}")
     strides = contiguous(shape, x.dtype)
-    return Meta(tuple(shape), x.dtype, strides if x.is_contiguous else _steps(x, shape, strides))
+    return Meta(tuple(shape), x.dtype, strides if x.is_contiguous else _steps(x, shape))
 
 
-def _steps(x: Tensor, shape: Sequence[int], whole: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of x, which has gaps, in another shape, as NumPy finds them; `whole` are those of a
-    shape without. ShapeError where an axis would have no regular step."""
+def _steps(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of x, which has gaps, in another shape. ShapeError where an axis has no regular step.
 
-    def blocks(sizes: Sequence[int]) -> list[int]:
-        return [*sizes[:-1], *(n // x.dtype.block for n in sizes[-1:])]
+    An axis of size 1 that stays keeps what it has: by strides kernels are chosen, and one row of a
+    window must have the same as many."""
+    steps, found = list(zip(_blocks(x.shape, x.dtype), x.strides, strict=True)), list[int]()
+    sizes = _blocks(shape, x.dtype)
+    while len(found) < len(sizes):
+        old, new = [steps.pop(0)] if steps else [], [sizes[len(found)]]
+        while prod(n for n, _ in old) != prod(new):
+            if prod(n for n, _ in old) < prod(new):
+                old.append(steps.pop(0))
+            else:
+                new.append(sizes[len(found) + len(new)])
+        long = [(n, s) for n, s in old if n != 1] or old[-1:]
+        if any(a != n * b for (_, a), (n, b) in pairwise(long)):
+            place = f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)}"
+            raise ShapeError(f"{place} would take a copy: use cont first")
+        step = long[-1][1] if long else x.dtype.block_bytes
+        own = old[0][1] if len(new) == len(old) == 1 else None
+        found += [own] if own is not None else [step * prod(new[i + 1 :]) for i in range(len(new))]
+    return tuple(found)
 
-    one = np.empty(1, f"V{x.dtype.block_bytes}")
-    held = np.lib.stride_tricks.as_strided(one, blocks(x.shape), x.strides)
-    try:
-        found = np.reshape(held, blocks(shape), copy=False).strides
-    except ValueError:
-        place = f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)}"
-        raise ShapeError(f"{place} would take a copy: use cont first") from None
-    counted = zip(blocks(shape), found, whole, strict=True)
-    return tuple(s if n != 1 else w for n, s, w in counted)
+
+def _blocks(shape: Sequence[int], dtype: DType) -> list[int]:
+    """Sizes, the last in blocks."""
+    return [*shape[:-1], *(n // dtype.block for n in shape[-1:])]
 
 
 def _reshape(x: Array, *, shape: tuple[int, ...]) -> Array:

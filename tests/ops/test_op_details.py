@@ -1,6 +1,7 @@
 """What single ops promise beyond their examples: errors by name, edges, compositions."""
 
 import math
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -49,7 +50,7 @@ def test_a_window_takes_another_shape_where_its_steps_allow_it(
     """Nothing is copied, and numbers are those of a copy in that shape."""
     x = input("x", (6, 20))
     view, copied = window(x), ops.cont(window(x))
-    assert not view.is_contiguous or view.size == 12
+    assert not view.is_contiguous
     seen = ops.reshape(view, *shape)
     assert seen.is_view and seen.root is x and seen.shape == ops.reshape(copied, *shape).shape
     given = np.arange(120, dtype=np.float32).reshape(6, 20)
@@ -61,6 +62,40 @@ def test_a_window_takes_another_shape_where_its_steps_allow_it(
         got = session.run("step", {"x": given})
     assert np.array_equal(got["seen"], wanted["seen"])
     assert np.array_equal(got["copied"], wanted["seen"])
+
+
+@given(st.randoms(use_true_random=False))
+def test_numpy_knows_the_same_windows_in_other_shapes(r: random.Random) -> None:
+    sizes = [r.choice((1, 2, 3, 4, 6)) for _ in range(r.randint(1, 4))]
+    x = input("x", [n + r.randint(0, 2) for n in sizes])
+    window = ops.slice(x, [0] * len(sizes), sizes)
+    window = ops.permute(window, *r.sample(range(len(sizes)), len(sizes)))
+    shape, left = list[int](), window.size
+    while left > 1 or (len(shape) < 5 and r.random() < 0.4):
+        shape.append(r.choice([n for n in range(1, left + 1) if left % n == 0]))
+        left //= shape[-1]
+    r.shuffle(shape)
+    held = np.zeros(x.shape, np.float32)
+    seen = held[tuple(slice(n) for n in sizes)]
+    seen = np.lib.stride_tricks.as_strided(seen, window.shape, window.strides)
+    try:
+        wanted = np.reshape(seen, shape, copy=False)
+    except ValueError:
+        with pytest.raises(ShapeError, match="would take a copy"):
+            ops.reshape(window, *shape)
+        return
+    found = ops.reshape(window, *shape)
+    steps = zip(shape, found.strides, wanted.strides, strict=True)
+    assert all(n == 1 or ours == theirs for n, ours, theirs in steps)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2), (1, 12), (12, 1), (12,), (1, 3, 1, 4)])
+def test_one_row_of_a_window_lies_as_many_do(shape: tuple[int, ...]) -> None:
+    """Kernels are chosen by strides, and a row has the same bits in any company."""
+    one, many = (
+        ops.reshape(ops.columns(input("x", (rows, 20)), 4, 12), rows, *shape) for rows in (1, 6)
+    )
+    assert one.strides == many.strides and not one.is_contiguous
 
 
 def test_rows_of_blocks_with_gaps_are_cut_between_blocks() -> None:

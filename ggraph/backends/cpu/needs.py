@@ -58,10 +58,9 @@ def step_of(t: Tensor, axes: int = 1) -> int | None:
     if t.is_contiguous:
         return prod(t.shape[cut:]) * F32.block_bytes
     steps = list(zip(t.shape, t.strides, whole, strict=True))
-    lead = [(n, s) for n, s, _ in steps[:cut] if n != 1]
-    even = all(a == n * b for (_, a), (n, b) in pairwise(lead))
+    even = all(a == n * b for (_, a, _), (n, b, _) in pairwise(steps[:cut]))
     flat = all(n == 1 or s == w for n, s, w in steps[cut:])
-    return lead[-1][1] if flat and even and lead else None
+    return t.strides[cut - 1] if flat and even and cut else None
 
 
 def row_step(t: Tensor) -> int | None:
