@@ -61,23 +61,48 @@ class Block:
 
     def scales(self, sub: int, first: Val | int, lanes: int) -> Val:
         """Scales of a part of the columns, float32."""
-        return self._numbers(self.run, self.scales_of(sub), first, lanes)
-
-    def minimums(self, first: Val | int, lanes: int) -> Val:
-        """What is added to a weight, float32."""
-        return self._numbers(self.run + 2 * TILE, self.minimum_at, first, lanes)
-
-    def _numbers(self, supers: Val, address: Val, first: Val | int, lanes: int) -> Val:
-        k, kind = self.k, self.layout.scale
+        k, kind, address = self.k, self.layout.scale, self.scales_of(sub)
         if kind is Scale.HALF:
-            return words.load_f16(k, address + self.k.same(first, address) * 2, lanes)
+            return words.load_f16(k, address + k.same(first, address) * 2, lanes)
+        if kind is Scale.SIX:
+            return self._times_super(0, first, self._bytes(address, first, lanes) & 63)
         bytes_ = k.load(address + first, vec(I8, lanes))
         if kind is Scale.EXPONENT:
             e = k.cast("zext", bytes_, vec(I32, lanes))
             tiny = k.const(SMALLEST, e.v.type) << (e & 1)
             return k.cast("bitcast", k.select(e < 2, tiny, (e - 1) << 23), vec(F32, lanes))
-        whole = words.floats_of(k, bytes_)
-        return words.load_f16(k, supers + k.same(first, supers) * 2, lanes) * whole
+        return self._times_super(0, first, k.cast("sext", bytes_, vec(I32, lanes)))
+
+    def minimums(self, first: Val | int, lanes: int) -> Val:
+        """What is added to a weight, float32."""
+        k = self.k
+        if self.layout.scale is Scale.HALF:
+            at = self.minimum_at
+            return words.load_f16(k, at + k.same(first, at) * 2, lanes)
+        upper = (self._bytes(self.scales_of(0), first, lanes) >> 2) & 48
+        return self._times_super(1, first, self._lower(first, lanes) | upper)
+
+    def _lower(self, first: Val | int, lanes: int) -> Val:
+        """The lower four bits of minimums, int32: of the second eight rows above the first's."""
+        k = self.k
+        if lanes == TILE:
+            both = k.load(self.minimum_at, vec(I8, HALF))
+            found = k.cast("zext", k.shuffle(both, both, [*range(HALF)] * 2), vec(I32, lanes))
+            shifts = k.consts([0] * HALF + [4] * HALF, I32)
+            return Val(k, k.b.lshr(found.v, shifts.v)) & 15
+        row = k.same(first, self.minimum_at)
+        found = self._bytes(self.minimum_at, row % HALF, lanes)
+        return k.select(row < HALF, found, found >> 4) & 15
+
+    def _bytes(self, address: Val, first: Val | int, lanes: int) -> Val:
+        """Bytes from one on as int32, without a sign."""
+        return self.k.cast("zext", self.k.load(address + first, vec(I8, lanes)), vec(I32, lanes))
+
+    def _times_super(self, which: int, first: Val | int, integers: Val) -> Val:
+        """Integers times the super-scales of scales, or of minimums, as float32."""
+        k, lanes = self.k, integers.v.type.count
+        supers = self.run + (which * 2 * TILE + k.same(first, self.run) * 2)
+        return words.load_f16(k, supers, lanes) * k.cast("sitofp", integers, vec(F32, lanes))
 
     @property
     def outputs(self) -> int:

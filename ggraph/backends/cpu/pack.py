@@ -30,10 +30,12 @@ from ggraph.backends.cpu.tiles import (
     GROUP,
     GROUP_BYTES,
     GROUPS,
+    HALF,
     LAYOUTS,
     TILE,
     FloatLayout,
     Layout,
+    Scale,
 )
 from ggraph.dtype import DType
 
@@ -64,8 +66,15 @@ def _staged(k: Kernel, layout: Layout, codes: Val, to: Val, lane: Val) -> None:
 
 
 def _store_numbers(k: Kernel, block: Block, lane: Val, read: Codes) -> None:
-    """Put scales and minimum of one row's block into its lane of the tile."""
+    """Put scales and minimum of one row's block into its lane of the tile; of a tile's rows those
+    of the first half come first."""
     size = lane * block.layout.scale.nbytes
+    if block.layout.scale is Scale.SIX:
+        assert read.minimum is not None, block.layout.name
+        k.store(block.scales_of(0) + lane, read.scales[0] | ((read.minimum >> 4) << 6))
+        at, lower = block.minimum_at + lane % HALF, read.minimum & 15
+        k.store(at, k.select(lane < HALF, lower, k.load(at, I8) | (lower << 4)))
+        return
     for sub, scale in enumerate(read.scales):
         k.store(block.scales_of(sub) + size, scale)
     if read.minimum is not None:

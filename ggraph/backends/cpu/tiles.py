@@ -2,7 +2,9 @@
 
 A packed matrix W [n, k] is a list of tiles of 16 rows; a tile is a list of runs of blocks, a block
 being 32 columns. A run holds the super-scales of its 16 rows where its scales are integers (then it
-has 8 blocks, else one), the scales of its blocks, their minimums, then their codes.
+has 8 blocks, else one), the scales of its blocks, their minimums, then their codes. Of integers of
+6 bits a scale's byte has the upper two of the minimum above it, and eight bytes have the lower four
+of the minimums of rows i and i + 8.
 
 A code's bits are cut into planes, low ones first. Of a plane of 8 bits a block has eight groups of
 64 bytes: four consecutive columns (4g .. 4g + 3) of each of 16 rows. Of w bits it has w groups:
@@ -43,6 +45,7 @@ class Scale(Enum):
     HALF = "f16", 2
     EXPONENT = "e8m0", 1  # 2 ** (e - 128)
     INTEGER = "i8", 1  # times a super-scale, f16
+    SIX = "u6", 1  # with a minimum of as many bits; each times a super-scale, f16
 
     @property
     def nbytes(self) -> int:
@@ -73,14 +76,19 @@ class Layout:
         return max(self.values).bit_length() if self.values else sum(self.planes)
 
     @property
+    def scaled_twice(self) -> bool:
+        """Whether scales are integers, and have super-scales."""
+        return self.scale in (Scale.INTEGER, Scale.SIX)
+
+    @property
     def blocks(self) -> int:
         """Blocks of a run."""
-        return SUPER if self.scale is Scale.INTEGER else 1
+        return SUPER if self.scaled_twice else 1
 
     @property
     def scales_at(self) -> int:
         """Offset of the scales in a run, behind super-scales of scales and of minimums."""
-        return 2 * TILE * (1 + self.stored_minimum) if self.scale is Scale.INTEGER else 0
+        return 2 * TILE * (1 + self.stored_minimum) if self.scaled_twice else 0
 
     @property
     def scales_bytes(self) -> int:
@@ -95,7 +103,8 @@ class Layout:
     @property
     def minimums_bytes(self) -> int:
         """Bytes of one block's minimums."""
-        return TILE * self.scale.nbytes * self.stored_minimum
+        whole = TILE * self.scale.nbytes * self.stored_minimum
+        return whole // 2 if self.scale is Scale.SIX else whole
 
     @property
     def codes_at(self) -> int:
@@ -141,8 +150,8 @@ LAYOUTS: dict[DType, Packed] = {
     dt.Q5_1: Layout("n5m", (4, 1), stored_minimum=True),
     dt.Q8_0: Layout("b8", (8,), zero=128),
     dt.Q3_K: Layout("n3k", (2, 1), Scale.INTEGER, subs=2, zero=4),
-    dt.Q4_K: Layout("n4k", (4,), Scale.INTEGER, stored_minimum=True),
-    dt.Q5_K: Layout("n5k", (4, 1), Scale.INTEGER, stored_minimum=True),
+    dt.Q4_K: Layout("n4k", (4,), Scale.SIX, stored_minimum=True),
+    dt.Q5_K: Layout("n5k", (4, 1), Scale.SIX, stored_minimum=True),
     dt.Q6_K: Layout("n6k", (4, 2), Scale.INTEGER, subs=2, zero=32),
     dt.IQ4_NL: Layout("n4t", (4,), zero=128, values=_raised(NL_VALUES, 128)),
     dt.IQ4_XS: Layout("n4tk", (4,), Scale.INTEGER, zero=128, values=_raised(NL_VALUES, 128)),
