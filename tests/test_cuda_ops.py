@@ -85,6 +85,20 @@ def test_the_last_of_two_rows_for_one_place_stays() -> None:
     assert np.array_equal(got, [values[1], [-1] * 3, values[3], [-1] * 3])
 
 
+@pytest.mark.parametrize("n", [4, 64, 132, 1024, 4100])
+def test_a_norm_s_bits_are_the_same_wherever_rows_begin(n: int) -> None:
+    """Rows at multiples of 16 bytes have a kernel of their own; where they begin may hang on how
+    many other rows there are."""
+    values = np.random.default_rng(n).standard_normal((3, n + 8)).astype(np.float32)
+    wide = input("x", (3, n + 8))
+    found = []
+    for first in (0, 1):
+        y = ops.rms_norm(ops.columns(wide, first, n), eps=1e-5, name="y")
+        moved = np.roll(values, first, -1)
+        found.append(run(y, {"x": bytes_of(wide, moved)}))
+    assert np.array_equal(*found)
+
+
 @pytest.mark.parametrize("kind", [F32, F16, Q8_0], ids=str)
 def test_rows_of_a_wider_table_go_to_their_places(kind: DType) -> None:
     cache, wide = state("c", (4, 2, 32), kind), input("r", (3, 192))

@@ -42,6 +42,19 @@ def test_every_tensor_has_a_cause() -> None:
     assert of["y"][0] == "sim1", "what belongs to no layer stays with the last one before it"
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 64])
+def test_where_windows_are_read_does_not_hang_on_their_number(rows: int) -> None:
+    """Of a window with gaps all that it looks at crosses; half of a row's bytes would not."""
+    x = input("x", (rows, 32))
+    unit = ops.swiglu(ops.columns(x, 0, 16), ops.columns(x, 16, 16), name="unit")
+    graph = Graph.of({"y": ops.mul_mat(weight("w", (8, 16)), unit)})
+    of = place(graph, [SIM0, CPU]).of
+    assert of["w"].device == of["y"].device == "sim0"
+    assert (of["unit"].device, of["unit"].cause) == (
+        "cpu", f"upgrade from sim0: {64 * rows} fewer bytes cross",
+    )  # fmt: skip
+
+
 def test_layers_beyond_the_split_go_to_the_fallback() -> None:
     of = where(layers={"sim0": 1})
     assert of["blk.0.q"][0] == "sim0" and of["blk.1.q"][0] == "cpu"

@@ -94,8 +94,9 @@ def _take(work: Work, t: Tensor, near: list[Tensor], cause: str) -> None:
         device = work.at(n)
         if device is None or not work.able(work.spec(device), t):
             continue
-        if best is None or n.nbytes >= best[0]:
-            best = (n.nbytes, device, n.name)
+        nbytes = _copied(n).nbytes
+        if best is None or nbytes >= best[0]:
+            best = (nbytes, device, n.name)
     if best:
         work.put(t, best[1], f"{cause} %{best[2]}")
 
@@ -133,11 +134,19 @@ def _crossing(work: Work, t: Tensor, device: str) -> int:
     """Bytes copied because `t` runs on `device`: sources that no other reader there needs
     anyway, and the result, once per other device that reads it."""
     into = 0
-    for name, s in {s.root.name: s for s in t.sources}.items():
-        shared = any(work.at(r) == device for r in work.readers[name] if r is not t)
+    for s in {c.name: c for c in map(_copied, t.sources)}.values():
+        shared = any(work.at(r) == device for r in work.readers[s.root.name] if r is not t)
         into += 0 if work.at(s) == device or shared else s.nbytes
     others = {work.at(r) for r in work.readers[t.name]} - {device, None}
     return into + t.nbytes * len(others)
+
+
+def _copied(s: Tensor) -> Tensor:
+    """What a copy of `s` brings: of a window with gaps what it looks at, as `split` takes it."""
+    while s.is_view and not s.is_contiguous:
+        assert s.spec is not None and s.spec.view_of is not None, line(s)
+        s = s.sources[s.spec.view_of]
+    return s
 
 
 def follow(work: Work) -> None:

@@ -53,7 +53,7 @@ def _rms_norm(low: Lowering, x: Launch) -> None:
     if a.tensor.dtype is F32 and not any(p % WIDEST for p in places):
         low.call("rms_norm", grid, threads(n // HELD), **given)
     else:
-        low.call("rms_norm_odd", grid, threads(n), type_=PLAIN[a.tensor.dtype], **given)
+        low.call("rms_norm_odd", grid, threads(n // HELD), type_=PLAIN[a.tensor.dtype], **given)
 
 
 def _norm(low: Lowering, x: Launch) -> None:

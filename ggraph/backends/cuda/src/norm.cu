@@ -73,14 +73,21 @@ KERNEL rms_norm(const u8* x, const Quad* w, Quad* y, Quad* parts, Quad* codes, i
     give(i, i < fours ? row[i] : one, w && i < fours ? w[i] : one);
 }
 
-// The same of rows of any type, wherever they begin.
+// The same of rows of any type, wherever they begin, and the same bits: a thread adds up the same
+// numbers in the same order, as where a row begins may hang on how many stand before it.
 KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, Quad* codes, i64 n,
                     Axes shape, Axes strides, float eps, int type) {
   SHARED float part[32];
   const int size = plain_size(type);
   const u8* row = x + place_of(blockIdx.x, shape, strides);
   u8* out = y + blockIdx.x * n * size;
-  const float factor = 1.0f / sqrtf(mean_square(row, n, type, 0.0f, part) + eps);
+  float sum = 0.0f;
+  for (i64 four = 4 * threadIdx.x; four < n; four += 4 * blockDim.x)
+    for (i64 i = four; i < n && i < four + 4; ++i) {
+      const float v = load_plain(row + i * size, type);
+      sum = fmaf(v, v, sum);
+    }
+  const float factor = 1.0f / sqrtf(block_sum(sum, part) / (float)n + eps);
   for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
     const float v = load_plain(row + i * size, type) * factor;
     store_plain(out + i * size, type, w ? v * w[i] : v);
