@@ -91,7 +91,9 @@ def copy_windows(graph: Graph, known: Known) -> Graph:
     def whole(s: Tensor) -> Tensor:
         if s.is_contiguous:
             return s
-        return copies.setdefault(s.name, apply("cont", s, name=f"{s.name}@whole"))
+        if s.name not in copies:
+            copies[s.name] = apply("cont", s, name=f"{s.name}@whole")
+        return copies[s.name]
 
     for t in graph.nodes:
         if t.is_view or all(s.is_contiguous for s in t.sources) or known.runs(t):

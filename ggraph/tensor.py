@@ -225,6 +225,13 @@ class Tensor(Face):
             return None
         return self.sources[self.spec.overwrites]
 
+    @property
+    def viewed(self) -> "Tensor | None":
+        """The source that a view is a window on, which may be a view itself."""
+        if self.spec is None or self.spec.view_of is None:
+            return None
+        return self.sources[self.spec.view_of]
+
     @cached_property
     def is_contiguous(self) -> bool:
         """Whether the elements lie without gaps in row-major order."""

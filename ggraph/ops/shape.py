@@ -12,7 +12,6 @@ from math import prod
 import numpy as np
 
 from ggraph.dtype import F16, I32, Q8_0, DType
-from ggraph.errors import ShapeError
 from ggraph.ops.rules import expect, free, integers, rank, rule
 from ggraph.tensor import (
     Arg,
@@ -63,8 +62,8 @@ def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     if x.dtype.is_block and x.size:
         last = shape[-1] if shape else 0
         expect(last % x.dtype.block == 0, f"rows of {last} cut blocks of {x.dtype}")
-    strides = contiguous(shape, x.dtype)
-    return Meta(tuple(shape), x.dtype, strides if x.is_contiguous else _steps(x, shape))
+    strides = contiguous(shape, x.dtype) if x.is_contiguous else _steps(x, shape)
+    return Meta(tuple(shape), x.dtype, strides)
 
 
 def _steps(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
@@ -82,12 +81,13 @@ def _steps(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
             else:
                 new.append(sizes[len(found) + len(new)])
         long = [(n, s) for n, s in old if n != 1] or old[-1:]
-        if any(a != n * b for (_, a), (n, b) in pairwise(long)):
-            place = f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)}"
-            raise ShapeError(f"{place} would take a copy: use cont first")
+        expect(
+            all(a == n * b for (_, a), (n, b) in pairwise(long)),
+            f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)} would take a copy: "
+            "use cont first",
+        )
         step = long[-1][1] if long else x.dtype.block_bytes
-        own = old[0][1] if len(new) == len(old) == 1 else None
-        found += [own] if own is not None else [step * prod(new[i + 1 :]) for i in range(len(new))]
+        found += [step * prod(new[i + 1 :]) for i in range(len(new))]
     return tuple(found)
 
 

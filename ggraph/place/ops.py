@@ -143,9 +143,8 @@ def _crossing(work: Work, t: Tensor, device: str) -> int:
 
 def _copied(s: Tensor) -> Tensor:
     """What a copy of `s` brings: of a window with gaps what it looks at, as `split` takes it."""
-    while s.is_view and not s.is_contiguous:
-        assert s.spec is not None and s.spec.view_of is not None, line(s)
-        s = s.sources[s.spec.view_of]
+    while s.viewed is not None and not s.is_contiguous:
+        s = s.viewed
     return s
 
 

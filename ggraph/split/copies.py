@@ -71,10 +71,8 @@ class _Copies:
 def _chain(s: Tensor) -> list[Tensor]:
     """A view, what it views, and so on to the root."""
     found = [s]
-    while found[-1].is_view:
-        t = found[-1]
-        assert t.spec is not None and t.spec.view_of is not None, line(t)
-        found.append(t.sources[t.spec.view_of])
+    while (viewed := found[-1].viewed) is not None:
+        found.append(viewed)
     return found
 
 

@@ -63,7 +63,7 @@ class Block:
         """Scales of a part of the columns, float32."""
         k, kind, address = self.k, self.layout.scale, self.scales_of(sub)
         if kind is Scale.HALF:
-            return words.load_f16(k, address + k.same(first, address) * 2, lanes)
+            return self._halves(address, first, lanes)
         if kind is Scale.SIX:
             return self._times_super(0, first, self._bytes(address, first, lanes) & 63)
         bytes_ = k.load(address + first, vec(I8, lanes))
@@ -75,10 +75,8 @@ class Block:
 
     def minimums(self, first: Val | int, lanes: int) -> Val:
         """What is added to a weight, float32."""
-        k = self.k
         if self.layout.scale is Scale.HALF:
-            at = self.minimum_at
-            return words.load_f16(k, at + k.same(first, at) * 2, lanes)
+            return self._halves(self.minimum_at, first, lanes)
         upper = (self._bytes(self.scales_of(0), first, lanes) >> 2) & 48
         return self._times_super(1, first, self._lower(first, lanes) | upper)
 
@@ -94,15 +92,19 @@ class Block:
         found = self._bytes(self.minimum_at, row % HALF, lanes)
         return k.select(row < HALF, found, found >> 4) & 15
 
+    def _halves(self, address: Val, first: Val | int, lanes: int) -> Val:
+        """Half floats from one on as float32."""
+        return words.load_f16(self.k, address + self.k.same(first, address) * 2, lanes)
+
     def _bytes(self, address: Val, first: Val | int, lanes: int) -> Val:
         """Bytes from one on as int32, without a sign."""
         return self.k.cast("zext", self.k.load(address + first, vec(I8, lanes)), vec(I32, lanes))
 
     def _times_super(self, which: int, first: Val | int, integers: Val) -> Val:
         """Integers times the super-scales of scales, or of minimums, as float32."""
-        k, lanes = self.k, integers.v.type.count
-        supers = self.run + (which * 2 * TILE + k.same(first, self.run) * 2)
-        return words.load_f16(k, supers, lanes) * k.cast("sitofp", integers, vec(F32, lanes))
+        lanes = integers.v.type.count
+        supers = self._halves(self.run + which * 2 * TILE, first, lanes)
+        return supers * self.k.cast("sitofp", integers, vec(F32, lanes))
 
     @property
     def outputs(self) -> int:

@@ -6,12 +6,13 @@ from typing import Any
 from ggraph.backends.cpu import courses, short_conv
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import carries, nets, row_step
-from ggraph.backends.protocol import Launch, Ref
+from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.ops.recurrent import key_heads
 from ggraph.ops.rules import flag
 
 # By whether a net corrects: the kernels of what queries find, and of the states after the step.
 NETS = {True: ("delta_net", "delta_net_next"), False: ("state_space", "state_space_next")}
+NOTHING = {"ends": 0, "change": 0}  # known of the states after a step
 COURSE = "parents", "replay", "past", "certain"  # the last of those that overwrite
 
 
@@ -59,10 +60,9 @@ def _sizes(x: Launch) -> dict[str, Any]:
     return {"heads": heads, "groups": key_heads(state, width), "d": d, "v": v, "width": width}
 
 
-def _put_down(x: Launch, *, ready: bool) -> dict[str, Any]:
-    """Rooms of what is known of the states after a step, filled by an earlier launch or by this
-    one, as arguments; 0 for none."""
-    return {"ends": 0, "change": 0, **{n: s for n, s in x.scratch.items() if s.ready is ready}}
+def _put_down(x: Launch, *, ready: bool) -> dict[str, Scratch]:
+    """Rooms of what is known of the states after a step, filled by an earlier launch or this."""
+    return {name: room for name, room in x.scratch.items() if room.ready is ready}
 
 
 def delta_net(low: Lowering, x: Launch) -> bool:
@@ -73,9 +73,8 @@ def delta_net(low: Lowering, x: Launch) -> bool:
     made = _put_down(x, ready=False)
     given = {"rows": low.at(rows), **_given("q", low, q), **_course(low, x, course)}
     kernel, _ = NETS[flag(x.result.tensor.attrs, "corrects")]
-    low.add(
-        kernel, makes=[s for s in made.values() if s], result=True, **made, **_sizes(x), **given
-    )
+    given |= {**NOTHING, **made, **_sizes(x)}
+    low.add(kernel, makes=[*made.values()], result=True, **given)
     return True
 
 
@@ -87,5 +86,6 @@ def delta_net_next(low: Lowering, x: Launch) -> bool:
     known = _put_down(x, ready=True)
     given = {"rows": low.at(rows), **_course(low, x, course)}
     _, kernel = NETS[flag(x.result.tensor.attrs, "corrects")]
-    low.add(kernel, uses=[s for s in known.values() if s], **known, **_sizes(x), **given)
+    given |= {**NOTHING, **known, **_sizes(x)}
+    low.add(kernel, uses=[*known.values()], **given)
     return True

@@ -254,10 +254,7 @@ def _gather(low: Lowering, x: Launch) -> bool:
     tables = prod(i.shape[:-1]) if several else 1
     limit = t.shape[-2] if several else t.shape[0]
     m, n = i.size // tables, t.size // (tables * max(limit, 1))
-    if t.is_contiguous:
-        row: int | None = t.dtype.row_bytes(n)
-    else:
-        row = None if several else row_step(t)
+    row = t.dtype.row_bytes(n) if t.is_contiguous else None if several else row_step(t)
     if row is None:
         return False
     for b in range(tables):

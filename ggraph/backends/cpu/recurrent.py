@@ -149,24 +149,23 @@ class _Tile:
         values = row + groups * d * 4
         return values, values + heads * v * 4
 
-    def _fade(self, row: Val) -> Val:
+    def fade(self, row: Val) -> Val:
         """What a row leaves of the state."""
         gate = words.broadcast(self.k, self._parts(row)[1] + self.h * 4)
         return self.k.splat(self.k.lane(words.exp(self.k, gate), 0), self.lanes)
 
-    def change(self, row: Val, known: Sums) -> Sums:
+    def change(self, row: Val, fade: Val, known: Sums) -> Sums:
         """What is added to the state where a row's key is 1, if that found `known` before."""
         (values, gates), heads = self._parts(row), self.k.arg("heads")
-        fade = self._fade(row)
         beta = words.broadcast(self.k, gates + (heads + self.h) * 4, self.lanes)
         told = self.vectors(self.column(values))
         if self.corrects:
             return [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
         return [t * beta for t in told]
 
-    def _changed(self, row: Val, change: Sums) -> Callable[[Val, Val], Sums]:
+    def _changed(self, row: Val, fade: Val, change: Sums) -> Callable[[Val, Val], Sums]:
         """Row i of the state after a row, of what stands at an address before it."""
-        key, fade = self.key(row), self._fade(row)
+        key = self.key(row)
 
         def after(at: Val, i: Val) -> Sums:
             share = words.broadcast(self.k, key + i * 4, self.lanes)
@@ -175,9 +174,9 @@ class _Tile:
 
         return after
 
-    def correct(self, row: Val, change: Sums, *asked: Val) -> list[Sums]:
+    def correct(self, row: Val, fade: Val, change: Sums, *asked: Val) -> list[Sums]:
         """The state after a row that changes it so; what `asked` vectors find in it."""
-        after = self._changed(row, change)
+        after = self._changed(row, fade, change)
 
         def each(i: Val, sums: Sequence[Sequence[Var]]) -> None:
             held = after(self.row(i), i)
@@ -189,14 +188,15 @@ class _Tile:
 
     def correct_whole(self, whole: Val, slot: Val, row: Val, change: Sums) -> None:
         """The same where the columns stand in the whole state of a slot."""
-        after = self._changed(row, change)
+        after = self._changed(row, self.fade(row), change)
         for i in self.k.loop(0, self.k.arg("d")):
             at = self.k.opaque(self.given(whole, slot, i))
             self.store(at, after(at, i))
 
     def advance(self, row: Val) -> None:
         """The state after a row."""
-        self.correct(row, self.change(row, self.known(row)))
+        fade = self.fade(row)
+        self.correct(row, fade, self.change(row, fade, self.known(row)))
 
     def base(self, slot: Val) -> None:
         """A slot's state after the replayed rows."""
@@ -280,7 +280,8 @@ def _net(k: Kernel, corrects: bool) -> None:
             if corrects:
                 with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
                     _set(known, tile.known(row))
-            change = tile.change(row, [v.value for v in known])
+            fade = tile.fade(row)
+            change = tile.change(row, fade, [v.value for v in known])
             with k.when(rank_1.ne(0)):
                 tile.store(tile.column(rank_1), change)
             asked = k.opaque(q + t * qs + tile.group(groups) * d * 4)
@@ -288,14 +289,16 @@ def _net(k: Kernel, corrects: bool) -> None:
             if corrects:
                 with k.if_else(t + 1 < m) as (more, end):
                     with more:  # what the next row's key finds is found on the way
-                        told, after = tile.correct(row, change, asked, tile.key(_row_of(k, t + 1)))
+                        told, after = tile.correct(
+                            row, fade, change, asked, tile.key(_row_of(k, t + 1))
+                        )
                         tile.store(given, told)
                         _set(known, after)
                         asked_for.value = t + 1
                     with end:
-                        tile.store(given, tile.correct(row, change, asked)[0])
+                        tile.store(given, tile.correct(row, fade, change, asked)[0])
             else:
-                tile.store(given, tile.correct(row, change, asked)[0])
+                tile.store(given, tile.correct(row, fade, change, asked)[0])
             slot = k.load(owner + t * 8, I64)
             with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
                 tile.leave(ends, slot)
