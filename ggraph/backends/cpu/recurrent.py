@@ -21,10 +21,9 @@ from ggraph.backends.cpu.courses import (
     walk,
 )
 from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.simd import F32, I64, Kernel, Val, Var, kernel, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
-TURNS = 4  # totals of a sum: one alone would wait for itself
 ABREAST = 4  # vectors of columns: between two rows all of them wait for the same sums
 FEWER = ABREAST, 2, 1  # as many where values have no such width: Nemotron has some of 80 numbers
 NET = (
@@ -76,45 +75,39 @@ class _Tile:
         for i in self.k.loop(0, self.k.arg("d")):
             self.store(self.given(whole, slot, i), self.vectors(self.row(i)))
 
-    def load(self, slot: Val) -> None:
-        """A slot's columns, zeros where a text begins. Beside each row as many bytes of the next
+    def standing(self, slot: Val) -> Callable[[Val], Val]:
+        """Where row i of a slot's whole state stands. Beside each row as many bytes of the next
         head are asked for, as they lie: memory gives less where columns are read one by one."""
         k, (state, heads, d, v) = self.k, self.k.words("state heads d v")
         nbytes = 4 * self.lanes * self.count
         ahead = state + (((slot * heads + self.h + 1) * v + self.j) * d) * 4
+
+        def at(i: Val) -> Val:
+            for line in range(0, nbytes, LINE):
+                ask(k, ahead + (i * nbytes + line))
+            return self.given(state, slot, i)
+
+        return at
+
+    def load(self, slot: Val) -> None:
+        """A slot's columns, zeros where a text begins."""
+        k, d, at = self.k, self.k.arg("d"), self.standing(slot)
         with k.if_else(entry(k, k.arg("past"), slot).ne(0)) as (known, new):
             with known:
                 for i in k.loop(0, d):
-                    for line in range(0, nbytes, LINE):
-                        ask(k, ahead + (i * nbytes + line))
-                    self.store(self.row(i), self.vectors(self.given(state, slot, i)))
+                    self.store(self.row(i), self.vectors(at(i)))
             with new:
                 for i in k.loop(0, d):
                     zero = k.const(0.0, vec(F32, self.lanes))
                     self.store(self.row(i), [zero] * self.count)
 
     def _sums(self, count: int, each: Callable[[Val, Sequence[Sequence[Var]]], None]) -> list[Sums]:
-        """For each of `count` sums, every column's over the rows i, which `each(i, sums)` adds to;
-        four totals in turn, put together in a fixed order. Registers hold two turns of two sums
-        where there are sixteen, and what is added to the others has no part in them."""
-        k, d = self.k, self.k.arg("d")
-        zero = k.const(0.0, vec(F32, self.lanes))
-        totals = [
-            [[k.var(zero) for _ in range(self.count)] for _ in range(count)] for _ in range(TURNS)
-        ]
-        whole = d // TURNS * TURNS
-        together = min(TURNS, max(1, k.isa.lanes // (max(count, 1) * self.count)))
-        for first in range(0, TURNS, together):
-            for i in k.loop(0, whole, TURNS):
-                for turn in range(first, first + together):
-                    each(i + turn, totals[turn])
-        for i in k.loop(whole, d):
-            each(i, totals[0])
-        found = []
-        for sums in zip(*totals, strict=True):
-            columns = zip(*sums, strict=True)
-            found.append([(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns])
-        return found
+        """For each of `count` sums, every column's over the rows i, which `each(i, sums)` adds to."""
+        zero = self.k.const(0.0, vec(F32, self.lanes))
+        sums = [[self.k.var(zero) for _ in range(self.count)] for _ in range(count)]
+        for i in self.k.loop(0, self.k.arg("d")):
+            each(i, sums)
+        return [[total.value for total in own] for own in sums]
 
     def group(self, groups: Val) -> Val:
         """Whose keys and queries this head has."""
@@ -131,17 +124,36 @@ class _Tile:
         for total, own in zip(sums, held, strict=True):
             total.value = words.fma(self.k, own, share, total.value)
 
-    def known(self, row: Val) -> Sums:
-        """What a row's key finds in the state, of a net that corrects it."""
-        return self.find(self.key(row)) if self.corrects else []
+    def found(self, row: Val, asked: Val, at: Callable[[Val], Val] | None = None) -> list[Sums]:
+        """What those find; row i stands where `at` says."""
+        return self.find(at or self.row, *self.asks(row, asked))
 
-    def find(self, vector: Val) -> Sums:
-        """What a vector of d numbers finds in the state."""
+    def asks(self, row: Val, asked: Val) -> list[Val]:
+        """The vectors that find something in the state before a row: its query, and its key of a
+        net that corrects."""
+        return [asked, self.key(row)] if self.corrects else [asked]
+
+    def find(self, at: Callable[[Val], Val], *vectors: Val) -> list[Sums]:
+        """What vectors of d numbers find in the state, whose row i stands where `at` says."""
 
         def each(i: Val, sums: Sequence[Sequence[Var]]) -> None:
-            self._add(vector, i, self.vectors(self.row(i)), sums[0])
+            held = self.vectors(at(i))
+            for vector, own in zip(vectors, sums, strict=True):
+                self._add(vector, i, held, own)
 
-        return self._sums(1, each)[0]
+        return self._sums(len(vectors), each)
+
+    def meeting(self, row: Val, asked: Val) -> Val:
+        """A row's key times a query."""
+        k, key, d = self.k, self.key(row), self.k.arg("d")
+        total, whole = k.var(0.0, F32X8), d // 8 * 8
+        for i in k.loop(0, whole, 8):
+            a, b = (k.load(x + i * 4, F32X8) for x in (key, asked))
+            total.value = words.fma(k, a, b, total.value)
+        with k.when(whole < d):
+            a, b = (words.load_tail(k, x + whole * 4, d - whole) for x in (key, asked))
+            total.value = words.fma(k, a, b, total.value)
+        return k.splat(words.hsum(k, total.value), self.lanes)
 
     def _parts(self, row: Val) -> tuple[Val, Val]:
         """Where a row's values begin, and its gates."""
@@ -154,7 +166,7 @@ class _Tile:
         gate = words.broadcast(self.k, self._parts(row)[1] + self.h * 4)
         return self.k.splat(self.k.lane(words.exp(self.k, gate), 0), self.lanes)
 
-    def change(self, row: Val, fade: Val, known: Sums) -> Sums:
+    def change(self, row: Val, fade: Val, known: Sequence[Val] = ()) -> Sums:
         """What is added to the state where a row's key is 1, if that found `known` before."""
         (values, gates), heads = self._parts(row), self.k.arg("heads")
         beta = words.broadcast(self.k, gates + (heads + self.h) * 4, self.lanes)
@@ -196,7 +208,8 @@ class _Tile:
     def advance(self, row: Val) -> None:
         """The state after a row."""
         fade = self.fade(row)
-        self.correct(row, fade, self.change(row, fade, self.known(row)))
+        known = self.find(self.row, self.key(row)) if self.corrects else []
+        self.correct(row, fade, self.change(row, fade, *known))
 
     def base(self, slot: Val) -> None:
         """A slot's state after the replayed rows."""
@@ -207,11 +220,6 @@ class _Tile:
             self.advance(log + at * width * 4)
 
         each_replayed(self.k, slot, row)
-
-
-def _set(variables: Sequence[Var], values: Sums) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.value = value
 
 
 def _tiles(k: Kernel, corrects: bool, body: Callable[[_Tile], None]) -> None:
@@ -255,14 +263,48 @@ def _walked(k: Kernel, tile: _Tile, slot: Val, last: Val) -> None:
 def _net(k: Kernel, corrects: bool) -> None:
     """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
     slots that the step changes = what delta_net_next makes of them; `change`, unless 0, = what the
-    only row adds to the state where its key is 1."""
-    q, qs, y, ends, rank_1 = k.words("q qs y ends change")
-    m, heads, groups, d, v = k.words("m heads groups d v")
-    owner = owners(k)
+    only row adds to the state where its key is 1.
 
-    def found(tile: _Tile) -> None:
-        last, asked_for = k.var(m), k.var(-1)  # row whose key has found what is known
-        known = [k.var(0.0, vec(F32, tile.lanes)) for _ in range(tile.count)]
+    What q finds after a row is what it found before, faded, and its meeting with the key times the
+    change: so an only row goes through the state once, where it stands."""
+    q, qs, y, ends, rank_1 = k.words("q qs y ends change")
+    m, heads, d, v = k.words("m heads d v")
+    owner = owners(k)
+    alone = k.var(0)
+    with k.when(rank_1.ne(0)):  # else there may be no row
+        own = k.load(owner, I64)
+        alone.value = only_row(k, own, end_of(k, own))
+
+    def asked(tile: _Tile, t: Val) -> Val:
+        return k.opaque(q + t * qs + tile.group(k.arg("groups")) * d * 4)
+
+    def told(tile: _Tile, t: Val, found: Sums, known: Sequence[Val] = ()) -> tuple[Val, Sums]:
+        """Row t's fade and change, of which is stored what is asked for."""
+        row = _row_of(k, t)
+        fade = tile.fade(row)
+        change, share = tile.change(row, fade, known), tile.meeting(row, asked(tile, t))
+        with k.when(rank_1.ne(0)):
+            tile.store(tile.column(rank_1), change)
+        after = [words.fma(k, share, c, o * fade) for c, o in zip(change, found, strict=True)]
+        tile.store(tile.column(y + t * heads * v * 4), after)
+        return fade, change
+
+    def at_once(tile: _Tile) -> None:
+        first = k.const(0, I64)
+        found = tile.found(_row_of(k, first), asked(tile, first), tile.standing(k.load(owner, I64)))
+        told(tile, first, *found)
+
+    def by_walk(tile: _Tile) -> None:
+        last, asked_for = k.var(m), k.var(-1)  # row that has found what is known
+        known = [
+            [k.var(0.0, vec(F32, tile.lanes)) for _ in range(tile.count)]
+            for _ in range(1 + corrects)
+        ]
+
+        def know(sums: Sequence[Sums]) -> None:
+            for variables, values in zip(known, sums, strict=True):
+                for variable, value in zip(variables, values, strict=True):
+                    variable.value = value
 
         def elsewhere(slot: Val, end: Val) -> None:
             """A slot that ends in none of its own rows of the step."""
@@ -277,31 +319,26 @@ def _net(k: Kernel, corrects: bool) -> None:
         for t in k.loop(0, m):
             moved = follow(k, t, last, MAX_ROWS, tile.base, lambda t: tile.advance(_row_of(k, t)))
             row = _row_of(k, t)
-            if corrects:
-                with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
-                    _set(known, tile.known(row))
-            fade = tile.fade(row)
-            change = tile.change(row, fade, [v.value for v in known])
-            with k.when(rank_1.ne(0)):
-                tile.store(tile.column(rank_1), change)
-            asked = k.opaque(q + t * qs + tile.group(groups) * d * 4)
-            given = tile.column(y + t * heads * v * 4)
-            if corrects:
-                with k.if_else(t + 1 < m) as (more, end):
-                    with more:  # what the next row's key finds is found on the way
-                        told, after = tile.correct(
-                            row, fade, change, asked, tile.key(_row_of(k, t + 1))
-                        )
-                        tile.store(given, told)
-                        _set(known, after)
-                        asked_for.value = t + 1
-                    with end:
-                        tile.store(given, tile.correct(row, fade, change, asked)[0])
-            else:
-                tile.store(given, tile.correct(row, fade, change, asked)[0])
+            with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
+                know(tile.found(row, asked(tile, t)))
+            fade, change = told(tile, t, *([v.value for v in each] for each in known))
+            with k.if_else(t + 1 < m) as (more, end):
+                with more:  # what the next row finds is found on the way
+                    after = _row_of(k, t + 1), asked(tile, t + 1)
+                    know(tile.correct(row, fade, change, *tile.asks(*after)))
+                    asked_for.value = t + 1
+                with end, k.when(ends.ne(0)):
+                    tile.correct(row, fade, change)
             slot = k.load(owner + t * 8, I64)
             with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
                 tile.leave(ends, slot)
+
+    def found(tile: _Tile) -> None:
+        with k.if_else(alone.value.ne(0)) as (one, more):
+            with one:
+                at_once(tile)
+            with more:
+                by_walk(tile)
 
     _tiles(k, corrects, found)
 
