@@ -34,6 +34,12 @@ NET = (
 Sums = list[Val]  # of some columns
 
 
+def _row_of(k: Kernel, t: Val) -> Val:
+    """Where a row of the step begins."""
+    rows, width = k.words("rows width")
+    return rows + t * width * 4
+
+
 @dataclass(frozen=True)
 class _Tile:
     """Columns j and on of head h's state, in the cache of a core: `count` vectors of `lanes` of
@@ -102,7 +108,7 @@ class _Tile:
                     self.store(self.row(i), [zero] * self.count)
 
     def _sums(self, count: int, each: Callable[[Val, Sequence[Sequence[Var]]], None]) -> list[Sums]:
-        """For each of `count` sums, every column's over the rows i, which `each(i, sums)` adds to."""
+        """For each of `count` sums, every column's over rows i, which `each(i, sums)` adds to."""
         zero = self.k.const(0.0, vec(F32, self.lanes))
         sums = [[self.k.var(zero) for _ in range(self.count)] for _ in range(count)]
         for i in self.k.loop(0, self.k.arg("d")):
@@ -124,14 +130,16 @@ class _Tile:
         for total, own in zip(sums, held, strict=True):
             total.value = words.fma(self.k, own, share, total.value)
 
-    def found(self, row: Val, asked: Val, at: Callable[[Val], Val] | None = None) -> list[Sums]:
-        """What those find; row i stands where `at` says."""
-        return self.find(at or self.row, *self.asks(row, asked))
+    def query(self, t: Val) -> Val:
+        """Where this head's query of a row of the step begins."""
+        q, qs, d, groups = self.k.words("q qs d groups")
+        return self.k.opaque(q + t * qs + self.group(groups) * d * 4)
 
-    def asks(self, row: Val, asked: Val) -> list[Val]:
-        """The vectors that find something in the state before a row: its query, and its key of a
-        net that corrects."""
-        return [asked, self.key(row)] if self.corrects else [asked]
+    def asks(self, t: Val) -> list[Val]:
+        """The vectors that find something in the state before a row of the step: its query, and
+        its key of a net that corrects."""
+        key = [self.key(_row_of(self.k, t))] if self.corrects else []
+        return [self.query(t), *key]
 
     def find(self, at: Callable[[Val], Val], *vectors: Val) -> list[Sums]:
         """What vectors of d numbers find in the state, whose row i stands where `at` says."""
@@ -143,16 +151,16 @@ class _Tile:
 
         return self._sums(len(vectors), each)
 
-    def meeting(self, row: Val, asked: Val) -> Val:
-        """A row's key times a query."""
-        k, key, d = self.k, self.key(row), self.k.arg("d")
+    def _meeting(self, a: Val, b: Val) -> Val:
+        """One vector of d numbers times another."""
+        k, d = self.k, self.k.arg("d")
         total, whole = k.var(0.0, F32X8), d // 8 * 8
         for i in k.loop(0, whole, 8):
-            a, b = (k.load(x + i * 4, F32X8) for x in (key, asked))
-            total.value = words.fma(k, a, b, total.value)
+            x, y = (k.load(v + i * 4, F32X8) for v in (a, b))
+            total.value = words.fma(k, x, y, total.value)
         with k.when(whole < d):
-            a, b = (words.load_tail(k, x + whole * 4, d - whole) for x in (key, asked))
-            total.value = words.fma(k, a, b, total.value)
+            x, y = (words.load_tail(k, v + whole * 4, d - whole) for v in (a, b))
+            total.value = words.fma(k, x, y, total.value)
         return k.splat(words.hsum(k, total.value), self.lanes)
 
     def _parts(self, row: Val) -> tuple[Val, Val]:
@@ -205,6 +213,21 @@ class _Tile:
             at = self.k.opaque(self.given(whole, slot, i))
             self.store(at, after(at, i))
 
+    def tell(self, t: Val, found: Sums, known: Sequence[Val] = ()) -> tuple[Val, Sums]:
+        """Store what row t's query finds, of what that and its key found in the state before it,
+        and the row's change where that is asked for. Gives its fade and the change.
+
+        What is found after a row is what was found before, faded, and the change times what the
+        query has of the key: so an only row goes through the state once, where it stands."""
+        k, row, (y, rank_1, heads, v) = self.k, _row_of(self.k, t), self.k.words("y change heads v")
+        fade, share = self.fade(row), self._meeting(self.key(row), self.query(t))
+        change = self.change(row, fade, known)
+        with k.when(rank_1.ne(0)):
+            self.store(self.column(rank_1), change)
+        after = [words.fma(k, share, c, o * fade) for c, o in zip(change, found, strict=True)]
+        self.store(self.column(y + t * heads * v * 4), after)
+        return fade, change
+
     def advance(self, row: Val) -> None:
         """The state after a row."""
         fade = self.fade(row)
@@ -249,12 +272,6 @@ def _tiles(k: Kernel, corrects: bool, body: Callable[[_Tile], None]) -> None:
     widest([ABREAST] if corrects else [n for n in FEWER if n * k.isa.lanes > 8])
 
 
-def _row_of(k: Kernel, t: Val) -> Val:
-    """Where a row of the step begins."""
-    rows, width = k.words("rows width")
-    return rows + t * width * 4
-
-
 def _walked(k: Kernel, tile: _Tile, slot: Val, last: Val) -> None:
     """A slot's state after the rows up to `last`."""
     walk(k, last, MAX_ROWS, lambda _: tile.base(slot), lambda t: tile.advance(_row_of(k, t)))
@@ -263,84 +280,60 @@ def _walked(k: Kernel, tile: _Tile, slot: Val, last: Val) -> None:
 def _net(k: Kernel, corrects: bool) -> None:
     """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
     slots that the step changes = what delta_net_next makes of them; `change`, unless 0, = what the
-    only row adds to the state where its key is 1.
-
-    What q finds after a row is what it found before, faded, and its meeting with the key times the
-    change: so an only row goes through the state once, where it stands."""
-    q, qs, y, ends, rank_1 = k.words("q qs y ends change")
-    m, heads, d, v = k.words("m heads d v")
-    owner = owners(k)
-    alone = k.var(0)
-    with k.when(rank_1.ne(0)):  # else there may be no row
+    only row adds to the state where its key is 1."""
+    owner, alone = owners(k), k.var(0)
+    with k.when(k.arg("change").ne(0)):  # else there may be no row
         own = k.load(owner, I64)
         alone.value = only_row(k, own, end_of(k, own))
-
-    def asked(tile: _Tile, t: Val) -> Val:
-        return k.opaque(q + t * qs + tile.group(k.arg("groups")) * d * 4)
-
-    def told(tile: _Tile, t: Val, found: Sums, known: Sequence[Val] = ()) -> tuple[Val, Sums]:
-        """Row t's fade and change, of which is stored what is asked for."""
-        row = _row_of(k, t)
-        fade = tile.fade(row)
-        change, share = tile.change(row, fade, known), tile.meeting(row, asked(tile, t))
-        with k.when(rank_1.ne(0)):
-            tile.store(tile.column(rank_1), change)
-        after = [words.fma(k, share, c, o * fade) for c, o in zip(change, found, strict=True)]
-        tile.store(tile.column(y + t * heads * v * 4), after)
-        return fade, change
-
-    def at_once(tile: _Tile) -> None:
-        first = k.const(0, I64)
-        found = tile.found(_row_of(k, first), asked(tile, first), tile.standing(k.load(owner, I64)))
-        told(tile, first, *found)
-
-    def by_walk(tile: _Tile) -> None:
-        last, asked_for = k.var(m), k.var(-1)  # row that has found what is known
-        known = [
-            [k.var(0.0, vec(F32, tile.lanes)) for _ in range(tile.count)]
-            for _ in range(1 + corrects)
-        ]
-
-        def know(sums: Sequence[Sums]) -> None:
-            for variables, values in zip(known, sums, strict=True):
-                for variable, value in zip(variables, values, strict=True):
-                    variable.value = value
-
-        def elsewhere(slot: Val, end: Val) -> None:
-            """A slot that ends in none of its own rows of the step."""
-            own = k.load(owner + k.maximum(end, 0) * 8, I64)
-            with k.when(k.select(end >= 0, own, -1).ne(slot)):
-                _walked(k, tile, slot, end)
-                tile.leave(ends, slot)
-                last.value = k.select(end < 0, -1 - slot, m)
-
-        with k.when(ends.ne(0)):
-            each_changed(k, elsewhere)
-        for t in k.loop(0, m):
-            moved = follow(k, t, last, MAX_ROWS, tile.base, lambda t: tile.advance(_row_of(k, t)))
-            row = _row_of(k, t)
-            with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
-                know(tile.found(row, asked(tile, t)))
-            fade, change = told(tile, t, *([v.value for v in each] for each in known))
-            with k.if_else(t + 1 < m) as (more, end):
-                with more:  # what the next row finds is found on the way
-                    after = _row_of(k, t + 1), asked(tile, t + 1)
-                    know(tile.correct(row, fade, change, *tile.asks(*after)))
-                    asked_for.value = t + 1
-                with end, k.when(ends.ne(0)):
-                    tile.correct(row, fade, change)
-            slot = k.load(owner + t * 8, I64)
-            with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
-                tile.leave(ends, slot)
 
     def found(tile: _Tile) -> None:
         with k.if_else(alone.value.ne(0)) as (one, more):
             with one:
-                at_once(tile)
+                first, slot = k.const(0, I64), k.load(owner, I64)
+                tile.tell(first, *tile.find(tile.standing(slot), *tile.asks(first)))
             with more:
-                by_walk(tile)
+                _by_walk(tile, owner)
 
     _tiles(k, corrects, found)
+
+
+def _by_walk(tile: _Tile, owner: Val) -> None:
+    """The same of any rows, whose state is walked to."""
+    k, (m, ends) = tile.k, tile.k.words("m ends")
+    last, asked_for = k.var(m), k.var(-1)  # row that has found what is known
+    zero = k.const(0.0, vec(F32, tile.lanes))
+    known = [[k.var(zero) for _ in range(tile.count)] for _ in range(1 + tile.corrects)]
+
+    def know(sums: Sequence[Sums]) -> None:
+        for variables, values in zip(known, sums, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.value = value
+
+    def elsewhere(slot: Val, end: Val) -> None:
+        """A slot that ends in none of its own rows of the step."""
+        own = k.load(owner + k.maximum(end, 0) * 8, I64)
+        with k.when(k.select(end >= 0, own, -1).ne(slot)):
+            _walked(k, tile, slot, end)
+            tile.leave(ends, slot)
+            last.value = k.select(end < 0, -1 - slot, m)
+
+    with k.when(ends.ne(0)):
+        each_changed(k, elsewhere)
+    for t in k.loop(0, m):
+        moved = follow(k, t, last, MAX_ROWS, tile.base, lambda t: tile.advance(_row_of(k, t)))
+        with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
+            know(tile.find(tile.row, *tile.asks(t)))
+        fade, change = tile.tell(t, *([v.value for v in each] for each in known))
+        row = _row_of(k, t)
+        with k.if_else(t + 1 < m) as (more, end):
+            with more:  # what the next row finds is found on the way
+                know(tile.correct(row, fade, change, *tile.asks(t + 1)))
+                asked_for.value = t + 1
+            with end, k.when(ends.ne(0)):
+                tile.correct(row, fade, change)
+        slot = k.load(owner + t * 8, I64)
+        with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
+            tile.leave(ends, slot)
 
 
 def _by_change(k: Kernel, slot: Val, last: Val) -> Val:
