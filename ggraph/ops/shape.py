@@ -83,8 +83,10 @@ def _steps(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
         long = [(n, s) for n, s in old if n != 1] or old[-1:]
         expect(
             all(a == n * b for (_, a), (n, b) in pairwise(long)),
-            f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)} would take a copy: "
-            "use cont first",
+            lambda: (
+                f"{x.label} is not contiguous, and {list(x.shape)} as {list(shape)} would take a "
+                "copy: use cont first"
+            ),
         )
         step = long[-1][1] if long else x.dtype.block_bytes
         found += [step * prod(new[i + 1 :]) for i in range(len(new))]

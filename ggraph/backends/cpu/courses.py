@@ -101,9 +101,9 @@ def end_of(k: Kernel, slot: Val) -> Val:
     return k.minimum(entry(k, k.arg("certain"), slot), k.arg("m") - 1)
 
 
-def only_row(k: Kernel, slot: Val, last: Val) -> Val:
-    """Whether row 0 is all that goes on a slot's text, whose last certain row is given: 0 or 1."""
-    own = k.minimum(-1 - _before(k, k.const(0, I64)), k.arg("slots") - 1)
-    known = k.select(entry(k, k.arg("past"), slot).ne(0), own, -1)
+def slot_of_only_row(k: Kernel) -> Val:
+    """The slot in which row 0 is all that goes on the text; -1 where that is not so of its own."""
+    slot = k.minimum(-1 - _before(k, k.const(0, I64)), k.arg("slots") - 1)
+    known = k.select(entry(k, k.arg("past"), slot).ne(0), slot, -1)
     alone = k.select(entry(k, k.arg("replay"), slot * k.arg("r")) < 0, known, -1)
-    return k.select(k.select(last.eq(0), alone, -1).eq(slot), k.const(1, I64), 0)
+    return k.select(end_of(k, slot).eq(0), alone, -1)

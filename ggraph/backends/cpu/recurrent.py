@@ -16,12 +16,13 @@ from ggraph.backends.cpu.courses import (
     end_of,
     entry,
     follow,
-    only_row,
     owners,
+    slot_of_only_row,
     walk,
 )
+from ggraph.backends.cpu.elementwise import _get, _row_sum
 from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Val, Var, kernel, vec
+from ggraph.backends.cpu.simd import F32, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
 ABREAST = 4  # vectors of columns: between two rows all of them wait for the same sums
@@ -153,15 +154,12 @@ class _Tile:
 
     def _meeting(self, a: Val, b: Val) -> Val:
         """One vector of d numbers times another."""
-        k, d = self.k, self.k.arg("d")
-        total, whole = k.var(0.0, F32X8), d // 8 * 8
-        for i in k.loop(0, whole, 8):
-            x, y = (k.load(v + i * 4, F32X8) for v in (a, b))
-            total.value = words.fma(k, x, y, total.value)
-        with k.when(whole < d):
-            x, y = (words.load_tail(k, v + whole * 4, d - whole) for v in (a, b))
-            total.value = words.fma(k, x, y, total.value)
-        return k.splat(words.hsum(k, total.value), self.lanes)
+        k = self.k
+
+        def eight(i: Val, left: Val | None) -> Val:
+            return _get(k, a + i * 4, left) * _get(k, b + i * 4, left)
+
+        return k.splat(_row_sum(k, k.arg("d"), eight), self.lanes)
 
     def _parts(self, row: Val) -> tuple[Val, Val]:
         """Where a row's values begin, and its gates."""
@@ -281,15 +279,11 @@ def _net(k: Kernel, corrects: bool) -> None:
     """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
     slots that the step changes = what delta_net_next makes of them; `change`, unless 0, = what the
     only row adds to the state where its key is 1."""
-    owner, alone = owners(k), k.var(0)
-    with k.when(k.arg("change").ne(0)):  # else there may be no row
-        own = k.load(owner, I64)
-        alone.value = only_row(k, own, end_of(k, own))
+    owner, slot, first = owners(k), _changed_once(k), k.const(0, I64)
 
     def found(tile: _Tile) -> None:
-        with k.if_else(alone.value.ne(0)) as (one, more):
+        with k.if_else(slot >= 0) as (one, more):
             with one:
-                first, slot = k.const(0, I64), k.load(owner, I64)
                 tile.tell(first, *tile.find(tile.standing(slot), *tile.asks(first)))
             with more:
                 _by_walk(tile, owner)
@@ -336,18 +330,19 @@ def _by_walk(tile: _Tile, owner: Val) -> None:
             tile.leave(ends, slot)
 
 
-def _by_change(k: Kernel, slot: Val, last: Val) -> Val:
-    """Whether what the step's only row adds to a slot's state is known, and nothing else is new."""
-    found = k.var(0)
+def _changed_once(k: Kernel) -> Val:
+    """The slot whose state differs by `change` alone after the step; -1 where there is none."""
+    found = k.var(-1)
     with k.when(k.arg("change").ne(0)):  # else there may be no row
-        found.value = only_row(k, slot, last)
-    return found.value.ne(0)
+        found.value = slot_of_only_row(k)
+    return found.value
 
 
 def _net_next(k: Kernel, corrects: bool) -> None:
     """y, the state's own bytes = each slot's state after the rows that are text; they lie at `ends`
     already, unless that is 0, or a step's only row adds `change` to one, unless that is 0."""
     y, ends, change = k.words("y ends change")
+    once = _changed_once(k)
 
     def after(tile: _Tile) -> None:
         def state(slot: Val, last: Val) -> None:
@@ -356,7 +351,7 @@ def _net_next(k: Kernel, corrects: bool) -> None:
                     for i in k.loop(0, k.arg("d")):
                         held = tile.vectors(tile.given(ends, slot, i))
                         tile.store(tile.given(y, slot, i), held)
-                with unknown, k.if_else(_by_change(k, slot, last)) as (one, more):
+                with unknown, k.if_else(slot.eq(once)) as (one, more):
                     with one:
                         tile.correct_whole(
                             y, slot, _row_of(k, last), tile.vectors(tile.column(change))
