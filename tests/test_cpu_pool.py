@@ -95,6 +95,38 @@ def test_other_threads_and_short_programs_do_not_take_a_callers_work() -> None:
     pool.close()
 
 
+class SlowToWake(Pool):
+    """A pool on a host that has given away the processors of threads that slept. What its runs take
+    is played: 1 on all threads, 1.6 on the caller's, which wakes the others in 2 more."""
+
+    now, asleep = 0.0, False
+
+    def perf_counter(self) -> float:
+        """Seconds since it was made."""
+        return self.now
+
+    process_time = perf_counter
+
+    def _call(self, do: int, threads: int) -> None:
+        alone, something = threads == 1, self._job[3] > 0
+        self.now += (1.6 if alone else 1.0) * something + 2.0 * (self.asleep and not alone)
+        self.asleep = alone
+        super()._call(do, threads)
+
+
+def test_threads_that_wake_slowly_are_neither_left_for_it_nor_kept_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = SlowToWake(2)
+    monkeypatch.setattr("ggraph.backends.cpu.pool.time", pool)
+    program, x = counting(3)
+    for _ in range(400):
+        pool.run(program)
+    assert (x == 400 * 3).all(), "waking runs nothing"
+    assert pool.now <= 400 * 1.05
+    pool.close()
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_what_is_done_meanwhile_counts_as_much_alone(
     alone: bool, monkeypatch: pytest.MonkeyPatch
