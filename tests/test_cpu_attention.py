@@ -155,8 +155,8 @@ def test_rows_that_share_keys_get_the_bits_of_rows_alone(
     queries, and by chunks of a row, whatever the tile's shape."""
     jit = Jit(variants()[variant], tmp_path)
     for heads, kv, hd, m, past in (
-        (3, 3, 32, 40, 0), (8, 2, 64, 37, 100), (7, 1, 32, 9, 120), (4, 4, 96, 130, 64),
-        (100, 1, 32, 9, 250),
+        (1, 1, 32, 13, 100), (3, 3, 32, 40, 0), (8, 2, 64, 37, 100), (7, 1, 32, 9, 120),
+        (4, 4, 96, 130, 64), (100, 1, 32, 9, 250),
     ):  # fmt: skip
         n = past + m
         a = arguments(kind, m, heads, kv, hd, n, 1)

@@ -49,9 +49,9 @@ QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as mu
 SEVERAL = 12  # queries from which on sharing keys costs less than doing rows alone
 AT_ONCE = {8: 3, 16: 4}  # queries whose sums registers hold, by lanes; divide QUERIES, at most FOUR
 FOUR = 4  # sums of a query at once, and vectors of a value's numbers
-SCORED = 3  # queries whose scores are made at once; divides QUERIES
+SCORED = {8: 3, 16: 6}  # queries whose scores are made at once, by lanes; they divide QUERIES
 VECTORS = 2  # of keys at once: fewer loads than multiply-adds
-SUMMED = {8: 2, 16: 4}  # of the sums of a query and a vector of keys, as many as registers hold
+PAIR = 2  # sums of a query and a vector of keys at once: four, of half the queries, load more
 STATE = state_bytes(MAX_HEAD)
 
 
@@ -66,7 +66,7 @@ class Tile:
     queries: Val  # addresses of the queries, the last ones repeated
     lengths: Val  # of the chunk at hand, for each query
     factors: Val  # by which its state and its part are multiplied
-    scores: Val  # [QUERIES + AT_ONCE, CHUNK]
+    scores: Val  # [QUERIES + SCORED, CHUNK]
     states: Val
     keys: Val  # [hd, keys at once], or values [CHUNK, 4 W]
     part: Val
@@ -91,7 +91,7 @@ def whole_rows(k: Kernel, kind: str) -> None:
     """Attention of rows, tile by tile; a thread takes the key heads of a tile that come next."""
     m, kv_heads = k.words("m kv_heads")
     queries, lanes = queries_of(k), k.isa.lanes
-    room, spare = room_of(k), QUERIES + AT_ONCE[lanes]
+    room, spare = room_of(k), QUERIES + SCORED[lanes]
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
     scores = k.scratch(spare * CHUNK * 4)
     states, parts = (k.scratch(QUERIES * STATE) for _ in range(2))
@@ -140,7 +140,7 @@ def _state(k: Kernel, tile: Tile, t: Val) -> Val:
 def _tile(k: Kernel, kind: str, room: Room, tile: Tile) -> None:
     y, q, hd, vd, qs, ys = k.words("y q hd vd qs ys")
     most, seer = k.var(0), k.var(tile.row)  # who sees most
-    for t in k.loop(0, tile.count + AT_ONCE[k.isa.lanes]):
+    for t in k.loop(0, tile.count + SCORED[k.isa.lanes]):
         at = k.minimum(t, tile.count - 1)
         row, head = tile.row + at // tile.of_row, tile.head(k) + at % tile.of_row
         k.store(tile.queries + t * 8, q + qs * row + head * hd * 4)
@@ -218,7 +218,7 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
         for v in range(VECTORS):
             at = v * k.isa.lanes
             _turn(k, kind, room.keys + (block + at) * 8, tile.keys + at * 4)
-        for first in k.loop(0, tile.count, SCORED):
+        for first in k.loop(0, tile.count, SCORED[k.isa.lanes]):
             _scores(k, tile, first, block)
     _next_keys(k, kind, room, tile, place)
     _soften(k, tile, place)
@@ -302,32 +302,28 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
     every eighth number."""
     lanes, hd = k.isa.lanes, k.arg("hd")
     vectors, t = range(VECTORS), vec(F32, lanes)
-    rows = [k.load(tile.queries + (first + q) * 8, I64) for q in range(SCORED)]
-    out = [tile.scores + (first + q) * (CHUNK * 4) + block * 4 for q in range(SCORED)]
+    queries = range(SCORED[lanes])
+    rows = [k.load(tile.queries + (first + q) * 8, I64) for q in queries]
+    out = [tile.scores + (first + q) * (CHUNK * 4) + block * 4 for q in queries]
     scale = k.splat(k.arg("scale"), lanes)
-    each = SUMMED[lanes]
-    for half in (0, FOUR):
-        made: list[list[list[Val]]] = [[[] for _ in vectors] for _ in rows]
-        for start in range(half, half + FOUR, each):
-            sums = [[[k.var(0, t) for _ in range(each)] for _ in vectors] for _ in rows]
-            for d in k.loop(0, hd, 8):
-                for j in range(each):
-                    at = tile.keys + (d + (start + j)) * (lanes * len(vectors) * 4)
-                    keys = [k.load(at + v * (lanes * 4), t) for v in vectors]
-                    for own, row in zip(sums, rows, strict=True):
-                        query = words.broadcast(k, row + (d + (start + j)) * 4, lanes)
-                        for total, key in zip(own, keys, strict=True):
-                            total[j].value = words.fma(k, query, key, total[j].value)
-                    k.keep_order()
-            for own, found in zip(sums, made, strict=True):
-                for total, parts in zip(own, found, strict=True):
-                    parts += [
-                        a.value + b.value for a, b in zip(total[::2], total[1::2], strict=True)
-                    ]
-        for found, to in zip(made, out, strict=True):
-            for v, (a, b) in enumerate(found):
-                whole, place = a + b, to + v * (lanes * 4)
-                k.store(place, whole if not half else (k.load(place, t) + whole) * scale)
+    made: list[list[list[Val]]] = [[[] for _ in vectors] for _ in rows]
+    for start in range(0, 8, PAIR):
+        sums = [[[k.var(0, t) for _ in range(PAIR)] for _ in vectors] for _ in rows]
+        for d in k.loop(0, hd, 8):
+            for j in range(PAIR):
+                at = tile.keys + (d + (start + j)) * (lanes * len(vectors) * 4)
+                keys = [k.load(at + v * (lanes * 4), t) for v in vectors]
+                for own, row in zip(sums, rows, strict=True):
+                    query = words.broadcast(k, row + (d + (start + j)) * 4, lanes)
+                    for total, key in zip(own, keys, strict=True):
+                        total[j].value = words.fma(k, query, key, total[j].value)
+                k.keep_order()
+        for own, found in zip(sums, made, strict=True):
+            for (a, b), parts in zip(own, found, strict=True):
+                parts.append(a.value + b.value)
+    for found, to in zip(made, out, strict=True):
+        for v, (a, b, c, d) in enumerate(found):
+            k.store(to + v * (lanes * 4), ((a + b) + (c + d)) * scale)
 
 
 def _soften(k: Kernel, tile: Tile, place: Place) -> None:
