@@ -14,11 +14,12 @@ from ggraph.backends.cpu import attention, chunks
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import I32X8, I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
 
+SPOILT = 1 << 20  # bytes
 TYPES = {"f32": np.float32, "f16": np.float16, "q8_0": np.float32}
 
 
@@ -146,16 +147,24 @@ def test_chunks_are_shared_whole_among_threads(m: int, threads: int) -> None:
         assert np.abs(a["y"] - oracle(a)).max() < 5e-6
 
 
+def spoil(k: Kernel) -> None:
+    """Leave what is neither a number nor an address where the next kernel has its scratch."""
+    room = k.opaque(k.scratch(SPOILT))
+    for at in k.loop(0, SPOILT, 32):
+        k.store(room + at, k.const(-1, I32X8))
+
+
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_that_share_keys_get_the_bits_of_rows_alone(
-    kind: str, variant: str, tmp_path: Path
+    kind: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts, texts behind others, windows, and rows of which some see something else: by tiles of
-    queries, and by chunks of a row, whatever the tile's shape."""
+    queries, and by chunks of a row, whatever the tile's shape, and whatever the stack had."""
     jit = Jit(variants()[variant], tmp_path)
+    monkeypatch.setitem(KERNELS, "spoil", KernelSpec("spoil", (), spoil))
     for heads, kv, hd, m, past in (
-        (1, 1, 32, 13, 100), (3, 3, 32, 40, 0), (8, 2, 64, 37, 100), (7, 1, 32, 9, 120),
+        (3, 3, 32, 13, 100), (3, 3, 32, 40, 0), (8, 2, 64, 37, 100), (7, 1, 32, 9, 120),
         (4, 4, 96, 130, 64), (100, 1, 32, 9, 250),
     ):  # fmt: skip
         n = past + m
@@ -169,6 +178,7 @@ def test_rows_that_share_keys_get_the_bits_of_rows_alone(
             a |= listed(a["mask"])
             values = {k: v for k, v in a.items() if k != "mask"}
             got, want = np.zeros_like(a["y"]), np.zeros_like(a["y"])
+            call_with(jit, "spoil")
             call_with(jit, "attention_" + kind, **dict(values, y=got))
             attend("attend_chunks_" + kind, 2, dict(a, y=want))
             attend("merge_chunks", 2, dict(a, y=want))

@@ -319,8 +319,8 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
                         total[j].value = words.fma(k, query, key, total[j].value)
                 k.keep_order()
         for own, found in zip(sums, made, strict=True):
-            for (a, b), parts in zip(own, found, strict=True):
-                parts.append(a.value + b.value)
+            for (even, odd), parts in zip(own, found, strict=True):
+                parts.append(even.value + odd.value)
     for found, to in zip(made, out, strict=True):
         for v, (a, b, c, d) in enumerate(found):
             k.store(to + v * (lanes * 4), ((a + b) + (c + d)) * scale)
