@@ -257,7 +257,7 @@ def _window_keys(c: DecoderConfig) -> dict[str, Any]:
     if c.sliding_window is None:
         return {}
     found: dict[str, Any] = {"attention.sliding_window": c.sliding_window}
-    if c.windowed_layers and not all(c.windowed_layers):
+    if c.windowed_layers:  # all of them, too: left out, some families mean every so-manieth
         found["attention.sliding_window_pattern"] = np.array(c.windowed_layers, np.bool_)
     if c.window_head_dim:
         found["attention.key_length_swa"] = c.window_head_dim

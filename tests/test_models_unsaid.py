@@ -252,6 +252,24 @@ def test_yarn_turns_the_full_layers_of_olmo_3_alone(
             assert found == ((1.0, 0.0, 1.0) if slides else (0.125, 1.0, 1.25)), i
 
 
+ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss", "exaone4", "olmo3")
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> None:
+    """Where it said nothing, every so-manieth would see everything."""
+    golden = f"tiny2/{name}"
+    layers = json.loads((GOLDEN / golden / "config.json").read_text())["num_hidden_layers"]
+    kinds = {"layer_types": ["sliding_attention"] * layers, "sliding_window": 8}
+    hf, out = folder(golden, tmp_path / "hf", kinds), tmp_path / "m.gguf"
+    model_to_gguf(open_model(hf), out, "f32")
+    c = open_model(out).config
+    assert [c.slides(i) for i in range(layers)] == [True] * layers
+    ids = np.load(GOLDEN / golden / "expected.npz")["ids"].tolist()
+    found, expected = (run_all(path, ids)["logits"] for path in (out, hf))
+    assert spread_error(found, expected) < TOLERANCE
+
+
 def test_gemma_2_without_keys_that_its_files_may_leave_out(tmp_path: Path) -> None:
     """And a model that has no caps and no window says so in its file."""
     keys = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
