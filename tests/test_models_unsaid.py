@@ -270,6 +270,20 @@ def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> N
     assert spread_error(found, expected) < TOLERANCE
 
 
+def test_the_scale_of_gemma_2_goes_into_the_biases_of_queries_too(tmp_path: Path) -> None:
+    """A file does not tell of it: what makes the queries is multiplied by it."""
+    hf = folder("tiny2/gemma2", tmp_path / "hf", {"query_pre_attn_scalar": 40})
+    tensors, at = load_file(hf / "model.safetensors"), "model.layers.{}.self_attn.q_proj"
+    for i in range(6):
+        rows = tensors[f"{at.format(i)}.weight"].shape[0]
+        tensors[f"{at.format(i)}.bias"] = np.linspace(-1, 1, rows, dtype=np.float16)
+    save_file(tensors, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+    ids = np.load(GOLDEN / "tiny2" / "gemma2" / "expected.npz")["ids"].tolist()
+    found, expected = (run_all(path, ids)["logits"] for path in (tmp_path / "m.gguf", hf))
+    assert spread_error(found, expected) < TOLERANCE
+
+
 def test_gemma_2_without_keys_that_its_files_may_leave_out(tmp_path: Path) -> None:
     """And a model that has no caps and no window says so in its file."""
     keys = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
