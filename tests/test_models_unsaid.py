@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,29 @@ def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> N
     ids = np.load(GOLDEN / golden / "expected.npz")["ids"].tolist()
     found, expected = (run_all(path, ids)["logits"] for path in (out, hf))
     assert spread_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_factor_slows_a_proportional_rotation(share: float, tmp_path: Path) -> None:
+    """As a linear one does, and in a GGUF file, too."""
+    kinds = {"proportional": {"partial_rotary_factor": share}, "linear": {}}
+    found = []
+    for kind, more in kinds.items():
+        full = {"rope_type": kind, "rope_theta": 1e6, "factor": 4.0, **more}
+        ropes = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}
+        hf = folder("tiny2/gemma4_text", tmp_path / kind, {"rope_parameters": ropes})
+        found.append(open_model(hf))
+    proportional, linear = (m.config.rope for m in found)
+    turned = round(proportional.n_rot * share / 2)
+    assert proportional.freq_factors is not None
+    assert proportional.freq_factors[:turned] == (1.0,) * turned
+    assert replace(proportional, freq_factors=None) == linear
+    model_to_gguf(found[0], tmp_path / "m.gguf", "f32")
+    assert open_model(tmp_path / "m.gguf").config.rope.freq_scale == 0.25
+    if share == 1:
+        ids = np.load(GOLDEN / "tiny2" / "gemma4_text" / "expected.npz")["ids"].tolist()
+        ours, expected = (run_all(tmp_path / kind, ids)["logits"] for kind in kinds)
+        assert spread_error(ours, expected) < TOLERANCE
 
 
 def test_the_scale_of_gemma_2_goes_into_the_biases_of_queries_too(tmp_path: Path) -> None:
