@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_heads import EXPECTED, HEAD, TINY, logits
 from test_models_unsaid import folder
@@ -187,6 +187,19 @@ def test_full_layers_of_exaone_4_that_all_turn_not_are_not_written(tmp_path: Pat
     hf = folder("tiny2/exaone4", tmp_path / "hf", {"layer_types": ["full_attention"] * 6})
     with pytest.raises(ModelError, match="GGUF cannot say that only"):
         model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+
+
+def test_latent_attention_in_float32_stays_so(tmp_path: Path) -> None:
+    """Its matrix, which a file has in two parts, is whole again, bit by bit."""
+    hf, out = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {}), tmp_path / "m.gguf"
+    tensors = load_file(hf / "model.safetensors")
+    finer = {n: t.astype(np.float32) * np.float32(1.0001) for n, t in tensors.items()}
+    save_file(finer, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), out, "f32")
+    name = "blk.0.attn_kv_b.weight"
+    told, again = (open_model(path).catalogue[name] for path in (hf, out))
+    assert again.dtype is told.dtype
+    assert np.array_equal(again.float32(), told.float32())
 
 
 def test_yarn_with_latent_attention_is_not_written(tmp_path: Path) -> None:
