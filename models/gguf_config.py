@@ -35,18 +35,17 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     tokens = metadata.get("tokenizer.ggml.tokens")
     context, layers = k.integer("context_length", 2048), k.integer("block_count")
     layers -= k.integer("nextn_predict_layers", 0)
-    kv = per_layer(k, "attention.head_count_kv", heads)
+    counts = "attention.head_count_kv"
+    kv, alone = per_layer(k, counts, heads), isinstance(k.get(counts), (int, np.integer))
     if len(set(kv) - {0}) > 1:
-        raise ModelError(
-            f"GGUF metadata: attention.head_count_kv differs from layer to layer {shown(kv)}"
-        )
+        raise ModelError(f"GGUF metadata: {counts} differs from layer to layer {shown(kv)}")
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         norm_topk_prob=k.flag("expert_weights_norm", True),
-        num_key_value_heads=max(kv),
+        num_key_value_heads=max(kv) or int(not alone),  # told of each layer, none need have any
         head_dim=head_dim,
         rms_norm_eps=_epsilon(k),
         vocab_size=k.integer("vocab_size", len(tokens) if tokens is not None else None),

@@ -13,6 +13,8 @@ from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_heads import EXPECTED, HEAD, TINY, logits
 from test_models_unsaid import folder
 
+from ggraph.decode.runner import Runner
+from ggraph.dtype import F32
 from ggraph.errors import ModelError
 from ggraph.formats.quantise import WRITABLE
 from ggraph.formats.quants import dequantize
@@ -20,6 +22,7 @@ from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
 from models.run.convert import FILE_TYPES, head_to_gguf, model_to_gguf, tensor_type
+from models.run.load import open_session
 
 WIDTH = 256
 
@@ -187,6 +190,35 @@ def test_full_layers_of_exaone_4_that_all_turn_not_are_not_written(tmp_path: Pat
     hf = folder("tiny2/exaone4", tmp_path / "hf", {"layer_types": ["full_attention"] * 6})
     with pytest.raises(ModelError, match="GGUF cannot say that only"):
         model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("granite_hybrid", 0), ("lfm2", 0), ("nemotron_h", 0), ("qwen3_next", 3), ("qwen3_5", 3)],
+)
+def test_a_hybrid_of_one_kind_of_layers_is_read_again(
+    name: str, layer: int, tmp_path: Path
+) -> None:
+    """Its only layer is one that has a state, or the first that attends."""
+    golden = json.loads((GOLDEN / "tiny2" / name / "config.json").read_text())
+    one = {"num_hidden_layers": 1, "num_nextn_predict_layers": 0, "full_attn_idxs": None}
+    kinds = {key: golden[key][layer:][:1] for key in ("layer_types", "layers_block_type")
+             if golden.get(key)}  # fmt: skip
+    hf, out = folder(f"tiny2/{name}", tmp_path / "hf", {**one, **kinds}), tmp_path / "m.gguf"
+    kept, own = {}, re.compile(r"(model\.layers\.)(\d+)")
+    for title, t in load_file(hf / "model.safetensors").items():
+        match = own.match(title)
+        if not title.startswith("mtp.") and (match is None or int(match[2]) == layer):
+            kept[own.sub(r"\g<1>0", title)] = t
+    save_file(kept, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), out, "f32")
+    found = []
+    for path in (hf, out):
+        session = open_session(threads=1, exact=True)
+        runner = Runner(open_model(path), session, 64, cache_dtype=F32)
+        found.append(runner.text(range(1, 30), every=True).logits)
+        session.close()
+    assert spread_error(found[1], found[0]) < TOLERANCE
 
 
 def test_latent_attention_in_float32_stays_so(tmp_path: Path) -> None:
