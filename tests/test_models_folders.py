@@ -159,6 +159,7 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": 3}),
         ("tiny2/ernie4_5_moe", {"moe_layer_end_index": 4}),
         ("tiny2/ernie4_5_moe", {"moe_layer_interval": 2}),
+        ("tiny2/ernie4_5_moe", {"moe_norm_min": 0.5}),
         ("tiny2/gpt2", {"scale_attn_weights": False}),
         ("tiny2/gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("tiny2/gpt2", {"add_cross_attention": True}),
