@@ -20,6 +20,7 @@ from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar, y
 RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
 FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
+GROWTH = "llama_4_scaling_beta"  # of queries, by how many contexts of the training are behind them
 
 
 def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
@@ -174,9 +175,10 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
         raise ModelError(f"config.json: partial_rotary_factor = {share}; expected 0 to 1")
     if kind == "proportional":
         return _proportional(Rope("neox", head_dim, base), share, s.real("factor", 1.0))
-    rope = Rope("neox", int(head_dim * share + 1e-9), base)
     most, told = k.integer("max_position_embeddings", 2048), "original_max_position_embeddings"
     trained = s.integer(told, k.integer(told, most))
+    counted = trained if s.has(GROWTH) else 0
+    rope = Rope("neox", int(head_dim * share + 1e-9), base, n_ctx_orig=counted)
     if kind == "default":
         return rope
     if kind == "linear":

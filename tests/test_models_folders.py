@@ -89,6 +89,21 @@ def test_ministral_3_as_it_was_released(lead: str, tmp_path: Path) -> None:
     assert error(hf, "tiny2/ministral3") < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_queries_grow_by_the_contexts_of_the_training_however_they_turn(
+    kind: str, tmp_path: Path
+) -> None:
+    """YaRN by 1 stretches nothing, and says how long those contexts were, too."""
+    rope = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.5, "factor": 1.0,
+            "original_max_position_embeddings": 16}  # fmt: skip
+    found = []
+    for name in (kind, "yarn"):
+        told = {"rope_parameters": {**rope, "rope_type": name}}
+        hf = folder("tiny2/ministral3", tmp_path / name, told)
+        found.append(run_all(hf, np.load(hf / "expected.npz")["ids"].tolist())["logits"])
+    assert spread_error(*found) < TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["mistral", None])
 def test_the_text_of_a_mistral_small_3_is_a_mistral(kind: str | None, tmp_path: Path) -> None:
     """Its config says so by the kind alone, or not at all."""
