@@ -271,6 +271,32 @@ def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> N
     assert spread_error(found, expected) < TOLERANCE
 
 
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+WHOLE = {**LLAMA3, "rope_type": "yarn", "truncate": False}
+
+
+@pytest.mark.parametrize("full", [LLAMA3, WHOLE], ids=["llama3", "yarn"])
+@pytest.mark.parametrize("name", ["gemma3_text", "granite_hybrid"])
+def test_a_rotation_by_which_no_layer_turns_is_left_alone(
+    name: str, full: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where all layers slide and turn by another, or none turns."""
+    golden = json.loads((GOLDEN / "tiny2" / name / "config.json").read_text())
+    slides = {"layer_types": ["sliding_attention"] * golden["num_hidden_layers"]}
+    ropes = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}
+    still = {"position_embedding_type": "nope"}
+    plain = slides if name == "gemma3_text" else still
+    scaled = {"rope_parameters": ropes if name == "gemma3_text" else full}
+    ids = np.load(GOLDEN / "tiny2" / name / "expected.npz")["ids"].tolist()
+    found = []
+    for i, more in enumerate(({}, scaled)):
+        hf, out = folder(f"tiny2/{name}", tmp_path / str(i), {**plain, **more}), tmp_path / "m.gguf"
+        model_to_gguf(open_model(hf), out, "f32")
+        found += [run_all(path, ids)["logits"] for path in (hf, out)]
+    assert all(spread_error(logits, found[0]) < TOLERANCE for logits in found)
+
+
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_a_factor_slows_a_proportional_rotation(share: float, tmp_path: Path) -> None:
     """As a linear one does, and in a GGUF file, too."""
