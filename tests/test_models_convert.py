@@ -221,6 +221,20 @@ def test_a_hybrid_of_one_kind_of_layers_is_read_again(
     assert spread_error(found[1], found[0]) < TOLERANCE
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_an_embedding_s_factor_is_not_that_of_the_logits(factor: float, tmp_path: Path) -> None:
+    """Files of Falcon-H1 have it in the matrix, which makes the logits, too, where it is shared."""
+    told = {"tie_word_embeddings": True, "lm_head_multiplier": factor, "embedding_multiplier": 3.0}
+    hf, out = folder("tiny2/falcon_h1", tmp_path / "hf", told), tmp_path / "m.gguf"
+    tensors = load_file(hf / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if n != "lm_head.weight"}, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), out, "f32")
+    ids = np.load(hf / "expected.npz")["ids"].tolist()
+    found, expected = (run_all(path, ids)["logits"] for path in (out, hf))
+    assert spread_error(found, expected) < TOLERANCE
+    assert np.allclose(found.std(), expected.std(), rtol=1e-3)
+
+
 def test_latent_attention_in_float32_stays_so(tmp_path: Path) -> None:
     """Its matrix, which a file has in two parts, is whole again, bit by bit."""
     hf, out = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {}), tmp_path / "m.gguf"
