@@ -99,8 +99,11 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
         k, v = (tensors.get(f"blk.{i}.attn_{p}_b.weight") for p in "kv")
         if k is not None and v is not None:
             both = np.concatenate([k.float32().swapaxes(1, 2), v.float32()], axis=1)
-            name, half = f"blk.{i}.attn_kv_b.weight", both.reshape(-1, both.shape[2])
-            found[name] = RawTensor(name, dtypes.F16, half.shape, half.astype(np.float16))
+            name, whole = f"blk.{i}.attn_kv_b.weight", both.reshape(-1, both.shape[2])
+            if dtypes.F32 in (k.dtype, v.dtype):
+                found[name] = RawTensor(name, dtypes.F32, whole.shape, whole)
+            else:
+                found[name] = RawTensor(name, dtypes.F16, whole.shape, whole.astype(np.float16))
     return found
 
 

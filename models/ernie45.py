@@ -58,7 +58,7 @@ ERNIE45 = Architecture(
 ERNIE45_MOE = Architecture(
     "ernie4_5-moe", build, ("Ernie4_5_MoeForCausalLM",), "normal", translate=translate,
     complete=complete, sanitize=sanitize, keys=keys,
-    fixed={**SWIGLU, "moe_layer_interval": (1,)},
+    fixed={**SWIGLU, "moe_layer_interval": (1,), "moe_norm_min": (1e-12,)},
     layer_names={**SHARED_NAMES, "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
     hf_defaults={
         "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "moe_k": 6,

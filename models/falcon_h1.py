@@ -105,7 +105,8 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
             weight = name.removesuffix(FACTOR) + ".weight"
             found[weight] = _plain(weight, found[weight].float32() * t.data[:, None])
     table, out = "token_embd.weight", "output.weight"
-    if c.logits_scaling != 1.0:
+    shares = out not in found and c.embedding_multiplier != 1.0
+    if c.logits_scaling != 1.0 or shares:  # not the embedding's factor
         found[out] = _plain(out, found.get(out, found[table]).float32() / c.logits_scaling)
     if c.embedding_multiplier != 1.0:
         found[table] = _plain(table, found[table].float32() * c.embedding_multiplier)

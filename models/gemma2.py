@@ -100,7 +100,8 @@ def store(tensors: Tensors, c: DecoderConfig, part: str = "attn_q", wide: int = 
         values = t.float32() * factor
         return RawTensor(t.name, dtypes.F32, values.shape, values)
 
-    return {n: scaled(t) if n.endswith(f".{part}.weight") else t for n, t in tensors.items()}
+    ends = f".{part}.weight", f".{part}.bias"
+    return {n: scaled(t) if n.endswith(ends) else t for n, t in tensors.items()}
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:

@@ -48,7 +48,9 @@ GEMMA3 = Architecture(
     "gemma3", build, ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     fixed={**gemma2.FIXED, "attn_logit_softcapping": ()},
     hf_defaults={
-        "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 1e6,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208,
+        "max_position_embeddings": 131072, "head_dim": 256, "query_pre_attn_scalar": 256,
+        "sliding_window": 4096, "rope_theta": 1e6,
         "rope_local_base_freq": LOCAL_BASE, "sliding_window_pattern": PERIOD,
     },
     layer_names=gemma2.NAMES, translate=translate, complete=complete, sanitize=gemma2.sanitize,

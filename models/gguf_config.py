@@ -35,18 +35,17 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     tokens = metadata.get("tokenizer.ggml.tokens")
     context, layers = k.integer("context_length", 2048), k.integer("block_count")
     layers -= k.integer("nextn_predict_layers", 0)
-    kv = per_layer(k, "attention.head_count_kv", heads)
+    counts = "attention.head_count_kv"
+    kv, alone = per_layer(k, counts, heads), isinstance(k.get(counts), (int, np.integer))
     if len(set(kv) - {0}) > 1:
-        raise ModelError(
-            f"GGUF metadata: attention.head_count_kv differs from layer to layer {shown(kv)}"
-        )
+        raise ModelError(f"GGUF metadata: {counts} differs from layer to layer {shown(kv)}")
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         norm_topk_prob=k.flag("expert_weights_norm", True),
-        num_key_value_heads=max(kv),
+        num_key_value_heads=max(kv) or int(not alone),  # told of each layer, none need have any
         head_dim=head_dim,
         rms_norm_eps=_epsilon(k),
         vocab_size=k.integer("vocab_size", len(tokens) if tokens is not None else None),
@@ -257,7 +256,7 @@ def _window_keys(c: DecoderConfig) -> dict[str, Any]:
     if c.sliding_window is None:
         return {}
     found: dict[str, Any] = {"attention.sliding_window": c.sliding_window}
-    if c.windowed_layers and not all(c.windowed_layers):
+    if c.windowed_layers:  # all of them, too: left out, some families mean every so-manieth
         found["attention.sliding_window_pattern"] = np.array(c.windowed_layers, np.bool_)
     if c.window_head_dim:
         found["attention.key_length_swa"] = c.window_head_dim

@@ -20,6 +20,7 @@ from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar, y
 RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
 FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
+GROWTH = "llama_4_scaling_beta"  # of queries, by how many contexts of the training are behind them
 
 
 def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
@@ -173,10 +174,11 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     if not 0 < share <= 1:
         raise ModelError(f"config.json: partial_rotary_factor = {share}; expected 0 to 1")
     if kind == "proportional":
-        return _proportional(Rope("neox", head_dim, base), share)
-    rope = Rope("neox", int(head_dim * share + 1e-9), base)
+        return _proportional(Rope("neox", head_dim, base), share, s.real("factor", 1.0))
     most, told = k.integer("max_position_embeddings", 2048), "original_max_position_embeddings"
     trained = s.integer(told, k.integer(told, most))
+    counted = trained if s.has(GROWTH) else 0
+    rope = Rope("neox", int(head_dim * share + 1e-9), base, n_ctx_orig=counted)
     if kind == "default":
         return rope
     if kind == "linear":
@@ -198,12 +200,15 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
 UNTURNED = 1e30  # divides a frequency so that its pair never turns, as llama.cpp's files have it
 
 
-def _proportional(rope: Rope, share: float) -> Rope:
-    """The first share of the pairs turns, as if all did; the others stay as they are."""
+def _proportional(rope: Rope, share: float, factor: float) -> Rope:
+    """The first share of the pairs turns, as if all did, a `factor` slower; the others stay as they
+    are."""
+    if factor < 1:
+        raise ModelError(f"config.json rope: proportional factor {factor}")
     pairs = rope.n_rot // 2
     turned = int(rope.n_rot * share / 2)
     factors = (1.0,) * turned + (UNTURNED,) * (pairs - turned)
-    return replace(rope, freq_factors=factors)
+    return replace(rope, freq_factors=factors, freq_scale=1 / factor)
 
 
 def _yarn(rope: Rope, s: Keys, trained: int) -> Rope:

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from .config import Keys
-from .hf_config import scaling_of
+from .hf_config import GROWTH, scaling_of
 from .llama import MISTRAL
 
-GROWTH = "llama_4_scaling_beta"
 UNSAID = {
     "rms_norm_eps": 1e-5, "head_dim": 128, "rope_theta": 1e6, "rope_scaling": {
         "rope_type": "yarn", "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0,

@@ -170,10 +170,11 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
     The period of full layers is told to readers that do not know the list, where there is one.
     """
     layers, sections = c.num_hidden_layers, c.mrope_section or SECTIONS
-    periods = (n for n in range(1, layers + 2) if every(n, layers) == c.recurrent_layers)
+    recurrent = c.recurrent_layers or (False,) * layers
+    periods = (n for n in range(1, layers + 2) if every(n, layers) == recurrent)
     return {
         "attention.recurrent_layers": np.array(
-            c.recurrent_layers + (False,) * c.num_nextn_predict_layers, np.bool_
+            recurrent + (False,) * c.num_nextn_predict_layers, np.bool_
         ),
         "full_attention_interval": next(periods, None),
         "rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32),

@@ -167,13 +167,15 @@ def open_model(path: Path) -> Model:
 
 
 def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
-    """A checkpoint's tensors with those that its config tells of, all as they are computed with."""
+    """A checkpoint's tensors with those that its config tells of, all as they are computed with.
+    A rotation by which no layer turns has none."""
     found, rope = dict(catalogue), config.rope
-    if rope.freq_factors is not None and rope.factors not in found:
+    turns = any(config.rope_of(i) is rope for i in range(config.num_hidden_layers))
+    if turns and rope.freq_factors is not None and rope.factors not in found:
         found[rope.factors] = _vector(rope.factors, rope.freq_factors)
-    if rope.long_factors is not None:
+    if turns and rope.long_factors is not None:
         found[LONG_FACTORS] = _vector(LONG_FACTORS, rope.long_factors)
-    if rope.ext_factor and rope.truncate is False:
+    if turns and rope.ext_factor and rope.truncate is False:
         found[YARN] = _vector(YARN, yarn_factors(rope))
     return {name: t.widened() for name, t in found.items()}
 

@@ -8,11 +8,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_heads import EXPECTED, HEAD, TINY, logits
 from test_models_unsaid import folder
 
+from ggraph.decode.runner import Runner
+from ggraph.dtype import F32
 from ggraph.errors import ModelError
 from ggraph.formats.quantise import WRITABLE
 from ggraph.formats.quants import dequantize
@@ -20,6 +22,7 @@ from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
 from models.run.convert import FILE_TYPES, head_to_gguf, model_to_gguf, tensor_type
+from models.run.load import open_session
 
 WIDTH = 256
 
@@ -187,6 +190,62 @@ def test_full_layers_of_exaone_4_that_all_turn_not_are_not_written(tmp_path: Pat
     hf = folder("tiny2/exaone4", tmp_path / "hf", {"layer_types": ["full_attention"] * 6})
     with pytest.raises(ModelError, match="GGUF cannot say that only"):
         model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("granite_hybrid", 0), ("lfm2", 0), ("nemotron_h", 0), ("qwen3_next", 3), ("qwen3_5", 3)],
+)
+def test_a_hybrid_of_one_kind_of_layers_is_read_again(
+    name: str, layer: int, tmp_path: Path
+) -> None:
+    """Its only layer is one that has a state, or the first that attends."""
+    golden = json.loads((GOLDEN / "tiny2" / name / "config.json").read_text())
+    one = {"num_hidden_layers": 1, "num_nextn_predict_layers": 0, "full_attn_idxs": None}
+    kinds = {key: golden[key][layer:][:1] for key in ("layer_types", "layers_block_type")
+             if golden.get(key)}  # fmt: skip
+    hf, out = folder(f"tiny2/{name}", tmp_path / "hf", {**one, **kinds}), tmp_path / "m.gguf"
+    kept, own = {}, re.compile(r"(model\.layers\.)(\d+)")
+    for title, t in load_file(hf / "model.safetensors").items():
+        match = own.match(title)
+        if not title.startswith("mtp.") and (match is None or int(match[2]) == layer):
+            kept[own.sub(r"\g<1>0", title)] = t
+    save_file(kept, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), out, "f32")
+    found = []
+    for path in (hf, out):
+        session = open_session(threads=1, exact=True)
+        runner = Runner(open_model(path), session, 64, cache_dtype=F32)
+        found.append(runner.text(range(1, 30), every=True).logits)
+        session.close()
+    assert spread_error(found[1], found[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_an_embedding_s_factor_is_not_that_of_the_logits(factor: float, tmp_path: Path) -> None:
+    """Files of Falcon-H1 have it in the matrix, which makes the logits, too, where it is shared."""
+    told = {"tie_word_embeddings": True, "lm_head_multiplier": factor, "embedding_multiplier": 3.0}
+    hf, out = folder("tiny2/falcon_h1", tmp_path / "hf", told), tmp_path / "m.gguf"
+    tensors = load_file(hf / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if n != "lm_head.weight"}, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), out, "f32")
+    ids = np.load(hf / "expected.npz")["ids"].tolist()
+    found, expected = (run_all(path, ids)["logits"] for path in (out, hf))
+    assert spread_error(found, expected) < TOLERANCE
+    assert np.allclose(found.std(), expected.std(), rtol=1e-3)
+
+
+def test_latent_attention_in_float32_stays_so(tmp_path: Path) -> None:
+    """Its matrix, which a file has in two parts, is whole again, bit by bit."""
+    hf, out = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {}), tmp_path / "m.gguf"
+    tensors = load_file(hf / "model.safetensors")
+    finer = {n: t.astype(np.float32) * np.float32(1.0001) for n, t in tensors.items()}
+    save_file(finer, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), out, "f32")
+    name = "blk.0.attn_kv_b.weight"
+    told, again = (open_model(path).catalogue[name] for path in (hf, out))
+    assert again.dtype is told.dtype
+    assert np.array_equal(again.float32(), told.float32())
 
 
 def test_yarn_with_latent_attention_is_not_written(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from test_models_unsaid import FULL, QWEN, folder
 from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
 from models.falcon_h1 import FALCON_H1
+from models.gemma3 import GEMMA3
 from models.registry import BUILT_IN, config_from_hf, open_model
 from models.run.convert import model_to_gguf
 
@@ -89,6 +90,21 @@ def test_ministral_3_as_it_was_released(lead: str, tmp_path: Path) -> None:
     assert error(hf, "tiny2/ministral3") < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_queries_grow_by_the_contexts_of_the_training_however_they_turn(
+    kind: str, tmp_path: Path
+) -> None:
+    """YaRN by 1 stretches nothing, and says how long those contexts were, too."""
+    rope = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.5, "factor": 1.0,
+            "original_max_position_embeddings": 16}  # fmt: skip
+    found = []
+    for name in (kind, "yarn"):
+        told = {"rope_parameters": {**rope, "rope_type": name}}
+        hf = folder("tiny2/ministral3", tmp_path / name, told)
+        found.append(run_all(hf, np.load(hf / "expected.npz")["ids"].tolist())["logits"])
+    assert spread_error(*found) < TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["mistral", None])
 def test_the_text_of_a_mistral_small_3_is_a_mistral(kind: str | None, tmp_path: Path) -> None:
     """Its config says so by the kind alone, or not at all."""
@@ -102,6 +118,20 @@ def test_the_text_of_a_mistral_small_3_is_a_mistral(kind: str | None, tmp_path: 
         c = open_model(hf).config
         assert (c.architecture, c.sliding_window) == ("mistral3", window or 4096)
         assert (error(hf, "tiny/mistral_sliding") < TOLERANCE) == (window is not None)
+
+
+def test_gemma_3_4b_as_it_was_released() -> None:
+    """Its config tells next to nothing of the text's part; scaled are the full layers alone."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "sliding_window": 1024, "rope_scaling": scaling}  # fmt: skip
+    c = config_from_hf(GEMMA3, text)
+    sizes = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.vocab_size
+    assert sizes == (8, 4, 256, 262208)
+    assert (c.max_position_embeddings, c.attention_multiplier) == (131072, 1 / 16)
+    assert [i for i in range(34) if not c.slides(i)] == [5, 11, 17, 23, 29]
+    turns = [(rope.freq_base, rope.freq_scale) for i in (4, 5) if (rope := c.rope_of(i))]
+    assert turns == [(1e4, 1.0), (1e6, 1 / 8)]
 
 
 def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
@@ -159,6 +189,7 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": 3}),
         ("tiny2/ernie4_5_moe", {"moe_layer_end_index": 4}),
         ("tiny2/ernie4_5_moe", {"moe_layer_interval": 2}),
+        ("tiny2/ernie4_5_moe", {"moe_norm_min": 0.5}),
         ("tiny2/gpt2", {"scale_attn_weights": False}),
         ("tiny2/gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("tiny2/gpt2", {"add_cross_attention": True}),
@@ -334,6 +365,8 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/gemma2", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     ("tiny2/gemma2", {"query_pre_attn_scalar": 256, "sliding_window": 4096}),
     ("tiny2/gemma3_text", {"query_pre_attn_scalar": 256, "sliding_window": 4096}),
+    ("tiny2/gemma3_text", {"num_attention_heads": 8, "num_key_value_heads": 4}),
+    ("tiny2/gemma3_text", {"max_position_embeddings": 131072, "vocab_size": 262208}),
     ("tiny2/gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 1e6},
                                                "sliding_attention": {"rope_theta": 1e4}}}),
     ("tiny2/gemma4_text", {"sliding_window": 512}),

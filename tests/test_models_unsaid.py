@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,87 @@ def test_yarn_turns_the_full_layers_of_olmo_3_alone(
             assert rope is not None and c.slides(i) == slides
             found = rope.freq_scale, rope.ext_factor, rope.attn_factor
             assert found == ((1.0, 0.0, 1.0) if slides else (0.125, 1.0, 1.25)), i
+
+
+ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss", "exaone4", "olmo3")
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> None:
+    """Where it said nothing, every so-manieth would see everything."""
+    golden = f"tiny2/{name}"
+    layers = json.loads((GOLDEN / golden / "config.json").read_text())["num_hidden_layers"]
+    kinds = {"layer_types": ["sliding_attention"] * layers, "sliding_window": 8}
+    hf, out = folder(golden, tmp_path / "hf", kinds), tmp_path / "m.gguf"
+    model_to_gguf(open_model(hf), out, "f32")
+    c = open_model(out).config
+    assert [c.slides(i) for i in range(layers)] == [True] * layers
+    ids = np.load(GOLDEN / golden / "expected.npz")["ids"].tolist()
+    found, expected = (run_all(path, ids)["logits"] for path in (out, hf))
+    assert spread_error(found, expected) < TOLERANCE
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+WHOLE = {**LLAMA3, "rope_type": "yarn", "truncate": False}
+
+
+@pytest.mark.parametrize("full", [LLAMA3, WHOLE], ids=["llama3", "yarn"])
+@pytest.mark.parametrize("name", ["gemma3_text", "granite_hybrid"])
+def test_a_rotation_by_which_no_layer_turns_is_left_alone(
+    name: str, full: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where all layers slide and turn by another, or none turns."""
+    golden = json.loads((GOLDEN / "tiny2" / name / "config.json").read_text())
+    slides = {"layer_types": ["sliding_attention"] * golden["num_hidden_layers"]}
+    ropes = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}
+    still = {"position_embedding_type": "nope"}
+    plain = slides if name == "gemma3_text" else still
+    scaled = {"rope_parameters": ropes if name == "gemma3_text" else full}
+    ids = np.load(GOLDEN / "tiny2" / name / "expected.npz")["ids"].tolist()
+    found = []
+    for i, more in enumerate(({}, scaled)):
+        hf, out = folder(f"tiny2/{name}", tmp_path / str(i), {**plain, **more}), tmp_path / "m.gguf"
+        model_to_gguf(open_model(hf), out, "f32")
+        found += [run_all(path, ids)["logits"] for path in (hf, out)]
+    assert all(spread_error(logits, found[0]) < TOLERANCE for logits in found)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_factor_slows_a_proportional_rotation(share: float, tmp_path: Path) -> None:
+    """As a linear one does, and in a GGUF file, too."""
+    kinds = {"proportional": {"partial_rotary_factor": share}, "linear": {}}
+    found = []
+    for kind, more in kinds.items():
+        full = {"rope_type": kind, "rope_theta": 1e6, "factor": 4.0, **more}
+        ropes = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}
+        hf = folder("tiny2/gemma4_text", tmp_path / kind, {"rope_parameters": ropes})
+        found.append(open_model(hf))
+    proportional, linear = (m.config.rope for m in found)
+    turned = round(proportional.n_rot * share / 2)
+    assert proportional.freq_factors is not None
+    assert proportional.freq_factors[:turned] == (1.0,) * turned
+    assert replace(proportional, freq_factors=None) == linear
+    model_to_gguf(found[0], tmp_path / "m.gguf", "f32")
+    assert open_model(tmp_path / "m.gguf").config.rope.freq_scale == 0.25
+    if share == 1:
+        ids = np.load(GOLDEN / "tiny2" / "gemma4_text" / "expected.npz")["ids"].tolist()
+        ours, expected = (run_all(tmp_path / kind, ids)["logits"] for kind in kinds)
+        assert spread_error(ours, expected) < TOLERANCE
+
+
+def test_the_scale_of_gemma_2_goes_into_the_biases_of_queries_too(tmp_path: Path) -> None:
+    """A file does not tell of it: what makes the queries is multiplied by it."""
+    hf = folder("tiny2/gemma2", tmp_path / "hf", {"query_pre_attn_scalar": 40})
+    tensors, at = load_file(hf / "model.safetensors"), "model.layers.{}.self_attn.q_proj"
+    for i in range(6):
+        rows = tensors[f"{at.format(i)}.weight"].shape[0]
+        tensors[f"{at.format(i)}.bias"] = np.linspace(-1, 1, rows, dtype=np.float16)
+    save_file(tensors, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+    ids = np.load(GOLDEN / "tiny2" / "gemma2" / "expected.npz")["ids"].tolist()
+    found, expected = (run_all(path, ids)["logits"] for path in (tmp_path / "m.gguf", hf))
+    assert spread_error(found, expected) < TOLERANCE
 
 
 def test_gemma_2_without_keys_that_its_files_may_leave_out(tmp_path: Path) -> None:
