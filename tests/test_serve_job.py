@@ -174,6 +174,10 @@ def test_a_job_that_is_killed_at_random_has_one_line_for_each_request(
         ("{", "in:1: no JSON"),
         ("[]", "in:1: expected an object"),
         ('{"custom_id": 5}', "in:1: custom_id"),
+        (
+            '{"custom_id": "\\ud800", "method": "POST", "url": "/v1/completions", "body": {}}',
+            "in:1: custom_id '.ud800' is no text",
+        ),
         ('\n{"custom_id": "a", "method": "POST", "url": "/x", "body": {}}', "in:2: expected POST"),
         (
             '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": []}',

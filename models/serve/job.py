@@ -61,6 +61,10 @@ def _line(raw: bytes, where: str) -> Line:
     name, method, url, body = (given.get(k) for k in ("custom_id", "method", "url", "body"))
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: custom_id: expected a string, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: custom_id {name!r} is no text: half a letter alone") from None
     if method != "POST" or url not in URLS:
         raise InputError(f"{where}: expected POST to one of {', '.join(URLS)}, got {method} {url}")
     if not isinstance(body, dict):
