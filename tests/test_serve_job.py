@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -210,6 +211,14 @@ def test_answers_of_another_job_and_of_two_at_once_are_refused(tmp_path: Path) -
     twice = pytest.raises(InputError, match="another process")
     with Results.opened(out, asked), twice, Results.opened(out, asked):
         pass
+
+
+def test_answers_go_to_a_file_alone(tmp_path: Path) -> None:
+    """Who would read a pipe to find what was answered earlier waits for ever."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for out in (pipe, Path("/dev/null")):
+        with pytest.raises(InputError, match=f"cannot write {out}"), Results.opened(out, []):
+            pass
 
 
 @pytest.mark.parametrize("command", ["serve", "batch"])
