@@ -309,7 +309,8 @@ class Service:
         most, found = self.m.model.vocab_size, {}
         for name, value in (body.logit_bias or {}).items():
             if not name.isdecimal() or len(name) > 9 or int(name) >= most:
-                raise Refused(f"logit_bias: token {name[:20]!r}, expected 0 to {most - 1}")
+                message = f"logit_bias: token {name[:20]!r}, expected 0 to {most - 1}"
+                raise Refused(message, param="logit_bias")
             found[int(name)] = value
         return found
 
