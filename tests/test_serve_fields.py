@@ -439,7 +439,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
     """By its letters, wherever they stand: in tools and calls as in messages."""
     error = refused(server, path, {**ASKED[path], **body})
     assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-    assert "letters, at most" in error["message"]
+    assert "letters (at most" in error["message"]
 
 
 @pytest.mark.parametrize(
