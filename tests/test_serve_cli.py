@@ -51,6 +51,13 @@ def test_origins_as_browsers_send_them() -> None:
     assert serve._origins(known) == known
 
 
+def test_a_head_and_none_are_not_one_wish(tmp_path: Path) -> None:
+    """The file that was named was not even looked at."""
+    arguments = ["serve", "-m", str(tmp_path / "none.gguf"), "--head", "a", "--no-head"]
+    found = CliRunner().invoke(app, arguments).exception
+    assert isinstance(found, InputError) and "--no-head and --head a" in str(found), found
+
+
 def test_no_host_is_not_every_address() -> None:
     """As where a script's variable is empty: the server was open to the whole network."""
     with pytest.raises(InputError, match="--host ''"):
