@@ -319,10 +319,11 @@ def test_another_method_is_told_which_are_answered(
 
 
 NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none"}}}
+BEYOND = ", which exceeds the available context size of 512 (`ggraph serve -c` sets"
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": ""}, 400, "the prompt is empty"),
-    ("/v1/completions", {"prompt": "a" * 5000}, 400, "holds 512 (`ggraph serve -c` sets"),
-    ("/v1/completions", {"prompt": "a" * 99999}, 400, "the context (`ggraph serve -c` sets"),
+    ("/v1/completions", {"prompt": "a" * 5000}, 400, BEYOND),
+    ("/v1/completions", {"prompt": "a" * 99999}, 400, BEYOND),
     ("/v1/completions", {"prompt": [1, 999]}, 400, "token id 999"),
     ("/v1/completions", {"prompt": "a", "max_tokens": -2}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias: token 'x'"),

@@ -20,7 +20,7 @@ from models.serve.arguments import JSON
 from models.serve.errors import Refused
 from models.serve.grammar import Grammars
 from models.serve.messages import Message, Tool
-from models.serve.notations import GEMMA, GLM, LFM2, TAGS, Notation
+from models.serve.notations import GEMMA, GLM, HERMES, LFM2, TAGS, Notation
 from models.serve.parameters import Parameters
 from models.serve.tools import Reading, answer_grammar, for_template
 
@@ -258,6 +258,37 @@ def test_what_parts_refer_to_is_counted_for_each(words: Words, kind: str) -> Non
         else:
             with pytest.raises(Refused, match="together"):
                 passes(words, NOTATIONS[kind], schema, text)
+
+
+INNER = fields(x={"type": "integer"})
+NAMED = fields(("a",), a={"type": "integer"})
+OF_OTHERS: list[dict[str, Any]] = [
+    {"additionalProperties": True}, {"additionalProperties": {"type": "integer"}},
+    {"patternProperties": {"^b": {}}}, {"allOf": [fields(b={})]}, {"anyOf": [{}, fields(b={})]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "fits"),
+    [
+        (NAMED, {"a": 1}, True),
+        (NAMED, {"a": 1, "b": 2}, False),
+        (fields(a={}), {}, True),
+        (fields(("b",), a={}), {"a": 1, "b": 2}, True),  # required, and not described
+        (fields(), {"b": 2}, True),
+        ({}, {"b": 2}, True),
+        *(({**NAMED, **more}, {"a": 1, "b": 2}, True) for more in OF_OTHERS),
+        (fields(a=INNER), {"a": {"x": 1, "y": 2}}, True),
+        (fields(a=INNER), {"a": {"x": 1}, "y": 2}, False),
+        ({**fields(a={"$ref": "#/$defs/I"}), "$defs": {"I": INNER}}, {"a": {"x": 1}}, True),
+    ],
+)
+def test_a_call_has_no_arguments_that_nobody_named(
+    words: Words, schema: Any, value: Any, fits: bool
+) -> None:
+    """Where some are named, and nothing is said of others: as between tags."""
+    text = HERMES.written([("f", value)])
+    assert passes(words, HERMES, schema, text) == fits
 
 
 @every

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from ggraph import InputError
 from models.cli import serve
 from models.cli.app import app
+from models.serve.server import listening
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,6 +49,19 @@ def test_origins_as_browsers_send_them() -> None:
              "http://a.org:443", "http://[::1]:8080", "chrome-extension://abc",
              "https://xn--4ca.org", "http://10.0.0.1:8000")  # fmt: skip
     assert serve._origins(known) == known
+
+
+def test_a_head_and_none_are_not_one_wish(tmp_path: Path) -> None:
+    """The file that was named was not even looked at."""
+    arguments = ["serve", "-m", str(tmp_path / "none.gguf"), "--head", "a", "--no-head"]
+    found = CliRunner().invoke(app, arguments).exception
+    assert isinstance(found, InputError) and "--no-head and --head a" in str(found), found
+
+
+def test_no_host_is_not_every_address() -> None:
+    """As where a script's variable is empty: the server was open to the whole network."""
+    with pytest.raises(InputError, match="--host ''"):
+        listening("", 0).close()
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.0002, 0.05, 0.5])

@@ -97,6 +97,7 @@ def test_states_go_when_their_text_is_read() -> None:
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SEVERAL: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
+CHANCES = "message.output_text.logprobs"
 UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that is named
     *((path, {field: value}, field) for path in (CHAT, TEXT, "/v1/responses") for field, value in (
         ("grammar", 'root ::= "a"'), ("json_schema", {"type": "object"}), ("json_schema", {}),
@@ -110,6 +111,12 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     ("/v1/responses", {"prompt": {"id": "pmpt_1"}}, "prompt"),
     ("/v1/responses", {"n": 4}, "n"),
     ("/v1/responses", {"top_logprobs": 3}, "top_logprobs"),
+    ("/v1/responses", {"include": ["reasoning.encrypted_content", CHANCES]}, "include"),
+    *(("/v1/responses", {"response_format": form}, "response_format") for form in (
+        {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a"}}, "json",
+    )),
+    (TEXT, {"echo": True}, "echo"),
+    (TEXT, {"suffix": "a"}, "suffix"),
     (TEXT, {"best_of": 3}, "best_of"),
     (TEXT, {"n": 2, "best_of": 3}, "best_of"),
     ("/v1/responses", {"background": True}, "background"),
@@ -132,6 +139,9 @@ ABLE: list[tuple[str, dict[str, Any]]] = [
     (CHAT, SEVERAL),
     (CHAT, {**SEVERAL, "tool_choice": "none"}),
     (CHAT, {**SEVERAL, "tool_choice": "required"}),
+    ("/v1/responses", {"include": ["reasoning.encrypted_content"]}),
+    ("/v1/responses", {"response_format": {"type": "text"}, "include": None}),
+    (TEXT, {"echo": False, "suffix": ""}),
     (TEXT, {"best_of": 1}),
     (TEXT, {"best_of": 1, "n": 2}),
     (TEXT, {"best_of": 2, "n": 2}),
@@ -223,6 +233,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "stop: Input should be a valid string or a valid array"),
     (TEXT, {"prompt": [5, -1]}, "prompt.1: Input should be greater than or equal to 0"),
     (TEXT, {"prompt": [[5], [-1]]}, "prompt.1.0: Input should be greater than or equal to 0"),
+    *((path, {"logit_bias": {"-1": 1}}, "logit_bias: token '-1', expected 0 to 319")
+      for path in (CHAT, TEXT, "/v1/responses")),
     (TEXT, {"prompt": 5}, "prompt: Input should be a valid string or a valid array"),
     (TEXT, {"prompt": ["a"] * 65},
      "prompt: List should have at most 64 items after validation, not 65"),
@@ -427,7 +439,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
     """By its letters, wherever they stand: in tools and calls as in messages."""
     error = refused(server, path, {**ASKED[path], **body})
     assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-    assert "letters, at most" in error["message"]
+    assert "letters (at most" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,21 @@ def status(origin: str, host: str, server: Any, named: Sequence[str]) -> int:
     return found[0]
 
 
+def test_a_key_is_the_bytes_that_its_file_holds() -> None:
+    """The last byte of à is a space in Latin-1, in which headers are read."""
+    for key in ("plain", "clé", "là", "鍵"):
+        guard, found = Guard(PlainTextResponse("yes"), [key], []), list[int]()
+
+        async def send(message: Any, to: list[int] = found) -> None:
+            to.append(message.get("status", 0))
+
+        for name, value in ((b"authorization", f"Bearer {key}"), (b"x-api-key", key),
+                            (b"x-api-key", f"{key}a")):  # fmt: skip
+            scope = {"type": "http", "path": "/v1/models", "headers": [(name, value.encode())]}
+            asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]  # there is no body
+        assert found[::2] == [200, 200, 401], key
+
+
 @pytest.mark.parametrize(("origin", "host", "server", "may"), PAGES)
 def test_a_page_under_a_name_that_leads_here_is_another_sites(
     origin: str, host: str, server: Any, may: bool

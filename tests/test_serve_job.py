@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -174,6 +175,10 @@ def test_a_job_that_is_killed_at_random_has_one_line_for_each_request(
         ("{", "in:1: no JSON"),
         ("[]", "in:1: expected an object"),
         ('{"custom_id": 5}', "in:1: custom_id"),
+        (
+            '{"custom_id": "\\ud800", "method": "POST", "url": "/v1/completions", "body": {}}',
+            "in:1: custom_id '.ud800' is no text",
+        ),
         ('\n{"custom_id": "a", "method": "POST", "url": "/x", "body": {}}', "in:2: expected POST"),
         (
             '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": []}',
@@ -206,6 +211,14 @@ def test_answers_of_another_job_and_of_two_at_once_are_refused(tmp_path: Path) -
     twice = pytest.raises(InputError, match="another process")
     with Results.opened(out, asked), twice, Results.opened(out, asked):
         pass
+
+
+def test_answers_go_to_a_file_alone(tmp_path: Path) -> None:
+    """Who would read a pipe to find what was answered earlier waits for ever."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for out in (pipe, Path("/dev/null")):
+        with pytest.raises(InputError, match=f"cannot write {out}"), Results.opened(out, []):
+            pass
 
 
 @pytest.mark.parametrize("command", ["serve", "batch"])

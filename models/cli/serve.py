@@ -95,8 +95,7 @@ def serve(
     if where.ray and (disk_cache is not None or log):
         raise InputError("--disk-cache and --log are for one server, not for --ray")
     path = on.path
-    own = head or (None if model_draft else head_for(path))
-    head = None if no_head or not draft_max else own
+    head = _head(path, head, no_head, model_draft) if draft_max else None
     if where.ray:
         _without(model_draft)
         options = where.options(on, path, head=head, cache_tokens=cache_tokens, **bounds)
@@ -144,6 +143,14 @@ def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:
     if folder is None:
         return None
     return Disk(folder, serve_part("identity").of(m), most_mb * 1_000_000)
+
+
+def _head(path: Path, head: Path | None, none: bool, model_draft: Path | None) -> Path | None:
+    """The draft head that was named, or the model's own. InputError where one was named, and none
+    was wanted."""
+    if none and head is not None:
+        raise InputError(f"--no-head and --head {head}: expected one")
+    return None if none else head or (None if model_draft else head_for(path))
 
 
 def _without(model_draft: Path | None) -> None:

@@ -12,6 +12,11 @@ from .parameters import Parameters, named_as, type_of, values_of
 _VALUES = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length and size
 _NAME = r"[^<>\n]+"
 ANY_OBJECT = {"type": "object"}
+OF_OTHERS = frozenset(  # what speaks of arguments beside those that `properties` names
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames",
+     "minProperties", "dependentRequired", "dependentSchemas", "allOf", "anyOf", "oneOf", "not",
+     "if", "$ref")
+)  # fmt: skip
 WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates written in Python say it
 
 
@@ -38,13 +43,14 @@ class Arguments(Protocol):
 
 @dataclass(frozen=True)
 class Json:
-    """One object. The schema is held as far as llguidance can."""
+    """One object. The schema is held as far as llguidance can; of arguments that it does not name
+    there are none where it names some, unless it says something of them."""
 
     texts: tuple[str, ...] = ()
 
     def rule(self, lark: Lark, name: str, schema: dict[str, Any] | None) -> str:
         """See `Arguments`."""
-        return lark.add(name, f"%json {lark.counted(schema or ANY_OBJECT)}")
+        return lark.add(name, f"%json {lark.counted(_closed(schema or ANY_OBJECT))}")
 
     def read(self, text: str, at: int, schema: dict[str, Any] | None) -> tuple[str, int] | None:
         """See `Arguments`; as the model wrote them."""
@@ -57,6 +63,16 @@ class Json:
 
 
 JSON = Json()
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without further arguments, where it names some and does not speak of others. A
+    small model that may go on with names of its own does so until its tokens are spent."""
+    named, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(named, dict) or not named or OF_OTHERS.intersection(schema):
+        return schema
+    whole = isinstance(required, list) and all(r in list(named) for r in required)
+    return {**schema, "additionalProperties": False} if whole else schema
 
 
 @dataclass(frozen=True)

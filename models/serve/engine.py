@@ -50,6 +50,7 @@ STATES = 2  # of a recurrent model for each text that may run: its own, and one 
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
 TOO_LONG = "context_length_exceeded"  # by which clients know to send less
+BEYOND = "exceeds the available context size of"  # as llama-server says, for who looks at words
 WAY = "(`ggraph serve -c` sets another)"  # to have a longer context
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
@@ -214,15 +215,15 @@ class Service:
         """Refused where so many letters of a field cannot fit."""
         most = self.context * LETTERS_PER_TOKEN
         if count > most:
-            message = f"the prompt has {count} letters, at most {most} can fit the context"
-            raise Refused(f"{message} {WAY}", param=param, code=TOO_LONG)
+            message = f"the prompt has {count} letters (at most {most} can fit), which {BEYOND}"
+            raise Refused(f"{message} {self.context} {WAY}", param=param, code=TOO_LONG)
 
     def _fits(self, ids: list[int], param: str) -> list[int]:
         if not ids:
             raise Refused("the prompt is empty", param=param)
         if len(ids) > self.context:
-            message = f"the prompt has at least {len(ids)} tokens, but the context holds "
-            raise Refused(f"{message}{self.context} {WAY}", param=param, code=TOO_LONG)
+            message = f"the prompt has at least {len(ids)} tokens, which {BEYOND}"
+            raise Refused(f"{message} {self.context} {WAY}", param=param, code=TOO_LONG)
         return ids
 
     def check_room(self, prompts: int, body: Sampling) -> None:
@@ -309,7 +310,8 @@ class Service:
         most, found = self.m.model.vocab_size, {}
         for name, value in (body.logit_bias or {}).items():
             if not name.isdecimal() or len(name) > 9 or int(name) >= most:
-                raise Refused(f"logit_bias: token {name[:20]!r}, expected 0 to {most - 1}")
+                message = f"logit_bias: token {name[:20]!r}, expected 0 to {most - 1}"
+                raise Refused(message, param="logit_bias")
             found[int(name)] = value
         return found
 

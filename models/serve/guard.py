@@ -15,8 +15,8 @@ HEAD_BYTES = 1 << 15  # of a request's line and headers
 OPEN = ("/", "/health")  # they tell nothing
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+def _digest(text: str, coded: str = "utf-8") -> bytes:
+    return hashlib.sha256(text.encode(coded, "surrogateescape")).digest()
 
 
 class Guard:
@@ -46,8 +46,9 @@ class Guard:
         if not self._keys or scope["path"] in OPEN:
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
-        bearer = key.strip() if kind.lower() == "bearer" else ""
-        given = _digest(bearer or headers.get("x-api-key", ""))
+        bearer = key.strip(" \t") if kind.lower() == "bearer" else ""
+        # Headers are read as Latin-1, whatever a client has coded its key in
+        given = _digest(bearer or headers.get("x-api-key", ""), "latin-1")
         if sum(hmac.compare_digest(given, k) for k in self._keys):  # all of them, whichever it is
             return None
         challenge = {"www-authenticate": "Bearer"}

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,10 @@ def _line(raw: bytes, where: str) -> Line:
     name, method, url, body = (given.get(k) for k in ("custom_id", "method", "url", "body"))
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: custom_id: expected a string, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: custom_id {name!r} is no text: half a letter alone") from None
     if method != "POST" or url not in URLS:
         raise InputError(f"{where}: expected POST to one of {', '.join(URLS)}, got {method} {url}")
     if not isinstance(body, dict):
@@ -87,12 +92,14 @@ class Results:
     @contextlib.contextmanager
     def opened(path: Path, asked: Sequence[Line]) -> Iterator["Results"]:
         """Go on with a file, or begin one. InputError where another process does so, or where it
-        holds what no request asked for."""
+        is none, or holds what no request asked for."""
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror or error}") from None
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe's end would never come
+                raise InputError(f"cannot write {path}: it is no file, which can be gone on with")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -189,8 +189,8 @@ class CompletionRequest(Sampling):
     )
     max_tokens: Limit = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: Literal[False] | None = None
-    suffix: None = None
+    echo: Annotated[Any, only(False)] = None
+    suffix: Annotated[Any, only("")] = None
     parse_special: bool = False
     best_of: int | None = None
 
@@ -344,6 +344,19 @@ class ResponseText(Body):
     format: TextFormat = TextFormat()
 
 
+def _by_another_name(form: Any) -> Any:
+    if form not in (None, {"type": "text"}):
+        raise unable('{"type": "text"}: text.format has the form of a response')
+    return form
+
+
+def _without_chances(wanted: Any) -> Any:
+    """What a response is to hold beside text, most of it of tools that are not here."""
+    if isinstance(wanted, list) and "message.output_text.logprobs" in wanted:
+        raise unable()
+    return wanted
+
+
 class ResponsesRequest(Sampling):
     """POST /v1/responses. What `store` keeps is there for `previous_response_id`."""
 
@@ -361,6 +374,8 @@ class ResponsesRequest(Sampling):
     reasoning: Reasoning | None = None
     n: Annotated[Any, only(1)] = None
     top_logprobs: Annotated[Any, only(0)] = None
+    response_format: Annotated[Any, BeforeValidator(_by_another_name)] = None
+    include: Annotated[Any, BeforeValidator(_without_chances)] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None

@@ -82,7 +82,10 @@ def near(host: str, port: int) -> list[str]:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. InputError where that cannot be had."""
+    """A socket that listens there. InputError where that cannot be had, or where no host is named:
+    that would be every address of this machine."""
+    if not host:
+        raise InputError("--host '': expected an address, such as 127.0.0.1, or 0.0.0.0 for all")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, since asyncio lets words go at once (TCP_NODELAY) only where it is
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
