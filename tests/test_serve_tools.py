@@ -459,6 +459,21 @@ def test_a_demanded_call_that_is_cut_is_no_text(server: Server) -> None:
         assert not choice.message.tool_calls and not calls
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_no_stop_string_cuts_a_demanded_call(server: Server, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200,
+        "tools": [tool("f", FLAG)], "tool_choice": choice, "parallel_tool_calls": False,
+    }  # fmt: skip
+    plain, stopped = (
+        server.client.chat.completions.create(**asked, **more).choices[0]
+        for more in ({}, {"stop": ["name", "{", "<"]})
+    )
+    assert plain.message.tool_calls and plain.finish_reason == "tool_calls"
+    found = [[c.function for c in a.message.tool_calls or ()] for a in (plain, stopped)]
+    assert found[0] == found[1] and stopped.finish_reason == "tool_calls"
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_form_that_cannot_be_followed_is_refused_beside_tools(
     server: Server, choice: str

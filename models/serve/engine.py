@@ -83,6 +83,7 @@ class Wanted:
     stem: int = -1  # tokens of the prompt that later ones are likely to begin with
     shown: frozenset[int] = frozenset()  # special tokens that are text
     thinking: bool | None = None  # whether the prompt has opened a thought; None: all is text
+    called: bool = False  # whether the answer is calls, in which no stop string is looked for
 
 
 @dataclass(eq=False)
@@ -290,9 +291,10 @@ class Service:
         sampler = Sampler(config, m.model.vocab_size)
         if config.penalises:  # else nobody looks at them, which are many
             sampler.accept_all(ids if config.repeat_last_n < 0 else ids[-config.repeat_last_n :])
+        stops = () if wanted.called else body.stops
         voice = AnswerVoice(
             sampler,
-            TextStream(m.tokenizer, body.stops, wanted.shown, wanted.thinking),
+            TextStream(m.tokenizer, stops, wanted.shown, wanted.thinking),
             frozenset() if body.ignore_eos else m.tokenizer.eos_ids,
             lambda saying: self.worker.hear(ticket, saying),
             self._bias(body),

@@ -88,7 +88,8 @@ class Generation:
             thinking = self.service.thinking(ids)
         if tools:
             form, reading, shown = self._calling(asked, tools, notation or HERMES, thinking)
-        wanted = Wanted(limit, top, form, stem, shown, thinking)
+        called = bool(tools) and demanded(asked.tool_choice)
+        wanted = Wanted(limit, top, form, stem, shown, thinking, called)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
