@@ -211,7 +211,7 @@ SELF = "schema: no text can follow it, since a $ref leads back to itself"
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [SEEN]}, f"messages.0.content.1.type: {TEXT_ONLY}"),
-    ("/v1/responses", {"input": [SHOWN]}, f"input.0.message.content.0.type: {TEXT_ONLY}"),
+    ("/v1/responses", {"input": [SHOWN]}, f"input.0.content.0.type: {TEXT_ONLY}"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]},
      "messages.0.content: Input should be a valid string or a valid array"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},

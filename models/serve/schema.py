@@ -269,16 +269,17 @@ class PassedItem(Body):
 
 
 def _kind_of_item(item: Any) -> str:
-    """The type of an item, which a message need not name."""
+    """The form of an item, whose type a message need not name; as no field is (`errors.FORM`)."""
     found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "")
-    return "passed" if found in get_args(PassedType) else found if isinstance(found, str) else ""
+    passed = found in get_args(PassedType)
+    return "Passed" if passed else found.title() if isinstance(found, str) else ""
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[PassedItem, Tag("passed")],
+    Annotated[MessageItem, Tag("Message")]
+    | Annotated[CallItem, Tag("Function_Call")]
+    | Annotated[ResultItem, Tag("Function_Call_Output")]
+    | Annotated[PassedItem, Tag("Passed")],
     Discriminator(
         _kind_of_item,
         custom_error_type="kind",
