@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
-from .fields import MOST_LIST, Body, LongText, items, readable
+from .fields import MOST_LIST, Body, LongText, items, only, readable
 
 
 class TextPart(Body):
@@ -40,6 +40,7 @@ class Message(Body):
     tool_calls: Annotated[list[ToolCall], items(128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: LongText | None = None
+    function_call: Annotated[Any, only()] = None  # what was before `tool_calls`
 
     @property
     def is_text(self) -> bool:
