@@ -1,7 +1,9 @@
 """Gemma 4: Gemma 3's layers with an input of their own for each token, normed values, and layers at
-the end that read the keys and values of earlier ones. Full layers have larger heads.
+the end that read the keys and values of earlier ones. Full layers have larger heads, perhaps fewer
+of keys, which may serve as values, too.
 
-Legend: T rows, L layers, P width of a layer's own input. Source: transformers `modeling_gemma4`.
+Legend: T rows, E width, L layers, P width of a layer's own input, K key-value heads, D head_dim.
+Source: transformers `modeling_gemma4`.
 """
 
 import math
@@ -19,6 +21,7 @@ from .blocks import Step
 from .config import DecoderConfig, Keys
 from .hf_config import rope_kind, scaling_of
 
+KV = "num_key_value_heads"
 Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
 
 
@@ -63,12 +66,28 @@ def attention(s: Step, x: Tensor, i: int, seen: Seen) -> Tensor:
     q = blocks.turned(s, q, i, "q")
     source = made_by(c, i)
     if source == i:
-        kv = c.num_key_value_heads
-        k = blocks.turned(s, blocks.heads(s, x, i, "k", kv, "head"), i, "k")
-        v = ops.rms_norm(blocks.heads(s, x, i, "v", kv), eps=c.rms_norm_eps)
+        k, v = keys_and_values(s, x, i)
         seen[i] = blocks.cached(s, k, f"cache.k.{i}"), blocks.cached(s, v, f"cache.v.{i}")
     mixed = blocks.attend(s, q, seen[source], blocks.mask_of(s, i), i)
     return blocks.linear(s, mixed, f"blk.{i}.attn_output", c.hidden_size)
+
+
+def keys_and_values(s: Step, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
+    """What layer i remembers of x [T, E]: [T, K, D] each. Keys that serve as values do so as they
+    were before norm and rotation."""
+    c, kv = s.config, s.config.kv_heads_of(i)
+    made = blocks.heads(s, x, i, "k", kv)
+    k = blocks.turned(s, blocks.norm(s, made, f"blk.{i}.attn_k_norm"), i, "k")
+    values = made if keys_serve(s, i) else blocks.heads(s, x, i, "v", kv)
+    return k, ops.rms_norm(values, eps=c.rms_norm_eps)
+
+
+def keys_serve(s: Step, i: int) -> bool:
+    """Whether layer i takes its keys for values: where that may be, if no full layer has values."""
+    c = s.config
+    full = [j for j in range(c.num_hidden_layers) if not c.slides(j)]
+    have = any(s.has(f"blk.{j}.attn_v.weight") for j in full)
+    return c.attention_k_eq_v and i in full and not have
 
 
 def made_by(c: DecoderConfig, i: int) -> int:
@@ -91,11 +110,26 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ModelError(f"gemma4: config.json: {share} of a rope of type {rope_kind(rope):.60}")
     each = k.mapping("per_layer_config")
     told = [v for v in each.values() if isinstance(v, Mapping)]
-    if any(set(v) - {"head_dim"} for v in told) or values.get("num_global_key_value_heads"):
-        raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim is known here")
-    small = values.get("head_dim")
+    if any(set(v) - {"head_dim", KV} for v in told):
+        raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim and {KV} are known")
+    small, few = values.get("head_dim"), values.get(KV)
     wide = values.get("global_head_dim") or next((v.get("head_dim", small) for v in told), small)
-    return {**values, "head_dim": wide, "window_head_dim": small}
+    older = values.get("num_global_key_value_heads") if k.flag("attention_k_eq_v") else None
+    full = next((v.get(KV) for v in told), older)
+    found = {**values, "head_dim": wide, "window_head_dim": small}
+    return found if full in (None, few) else {**found, KV: full, "window_kv_heads": few}
+
+
+def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """No values of layers whose keys serve: files may have some that nobody reads."""
+    served = [i for i in range(c.num_hidden_layers) if c.attention_k_eq_v and not c.slides(i)]
+    unread = tuple(f"blk.{i}.attn_v." for i in served)
+    return {n: t for n, t in tensors.items() if not n.startswith(unread)}
+
+
+def read(k: Keys, layers: int) -> Mapping[str, Any]:
+    """That keys may serve as values: a file does not say it, but lacks the latter."""
+    return {"attention_k_eq_v": True}
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
@@ -151,10 +185,11 @@ TOPS = {
 GEMMA4 = Architecture(
     "gemma4", build, ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), layer_names=NAMES,
     top_names={f"model.{a}.weight": f"{b}.weight" for a, b in TOPS.items()},
-    translate=translate, complete=complete, load=load, store=store, keys=keys,
+    translate=translate, complete=complete, sanitize=sanitize, load=load, store=store, keys=keys,
+    read=read,
     fixed={
-        "hidden_activation": gemma2.FIXED["hidden_activation"], "attention_k_eq_v": (False,),
-        "enable_moe_block": (False,), "use_bidirectional_attention": (False, "vision"),
+        "hidden_activation": gemma2.FIXED["hidden_activation"], "enable_moe_block": (False,),
+        "use_bidirectional_attention": (False, "vision"),
     },
     hf_defaults={
         "head_dim": 256, "sliding_window": 512, "hidden_size_per_layer_input": 256,
