@@ -1,4 +1,5 @@
-"""Gemma 4's full layers may have key heads of their own number, whose keys serve as values, too."""
+"""Gemma 4's full layers may have key heads of their own number, whose keys serve as values, too;
+all layers may have experts beside the feed-forward."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,17 @@ from test_models_folders import folder
 from test_models_golden import GOLDEN, run_all
 
 from ggraph.decode.model import StepShape
+from ggraph.dtype import F32
 from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models.architecture import Tensors
+from models.gemma4 import GEMMA4
 from models.registry import open_model
 from models.run.convert import model_to_gguf
 
-OWN, PLAIN = "tiny2/gemma4_k_eq_v", "tiny2/gemma4_text"
+OWN, PLAIN, EXPERTS = "tiny2/gemma4_k_eq_v", "tiny2/gemma4_text", "tiny2/gemma4_moe"
 SHAPE = StepShape(4, 32, 1, 64, ())
 COUNTS = "gemma4.attention.head_count_kv"
 
@@ -104,3 +108,57 @@ def test_heads_that_no_queries_can_share_are_refused(count: object, tmp_path: Pa
     slid = {"num_key_value_heads": count}
     with pytest.raises(ModelError, match=r"window_kv_heads|key-value heads|attn_k\.weight"):
         built(folder(OWN, tmp_path / "slid", slid))
+
+
+def test_experts_that_are_not_enabled_are_none(tmp_path: Path) -> None:
+    told = {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16}
+    again = open_model(folder(OWN, tmp_path / "hf", told))
+    assert again.config == open_model(GOLDEN / OWN).config
+
+
+@pytest.mark.parametrize("key", ["num_experts", "top_k_experts", "moe_intermediate_size"])
+def test_experts_are_told_whole(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{key} is missing"):
+        open_model(folder(EXPERTS, tmp_path / "hf", {key: None}))
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_experts_parts_are_read_apart_or_in_one(kind: str, tmp_path: Path) -> None:
+    """Files of llama.cpp's converter have them in one tensor, and it reads both."""
+    model_to_gguf(open_model(GOLDEN / EXPERTS), tmp_path / "one.gguf", kind)
+    one, held = open_checkpoint(tmp_path / "one.gguf"), open_model(tmp_path / "one.gguf").catalogue
+    assert one.tensors["blk.0.ffn_gate_up_exps.weight"].shape == (5, 32, 64)
+    apart = {n: t for n, t in one.tensors.items() if "gate_up" not in n}
+    for i in range(5):
+        for part in ("gate", "up"):
+            title = f"blk.{i}.ffn_{part}_exps.weight"
+            assert title not in apart and held[title].shape == (5, 16, 64)
+            apart[title] = held[title]
+    write_gguf(tmp_path / "apart.gguf", one.metadata, list(apart.values()))
+    ids = np.load(GOLDEN / EXPERTS / "expected.npz")["ids"].tolist()
+    model_to_gguf(open_model(tmp_path / "apart.gguf"), tmp_path / "again.gguf", kind)
+    paths = [tmp_path / f"{n}.gguf" for n in ("one", "apart", "again")]
+    assert len({run_all(p, ids)["logits"].tobytes() for p in paths}) == 1
+    assert set(open_checkpoint(paths[2]).tensors) == set(one.tensors)
+
+
+def test_parts_of_two_types_stay_apart(tmp_path: Path) -> None:
+    model_to_gguf(open_model(GOLDEN / EXPERTS), tmp_path / "m.gguf", "f16")
+    model = open_model(tmp_path / "m.gguf")
+    up = model.catalogue["blk.3.ffn_up_exps.weight"]
+    wide = RawTensor(up.name, F32, up.shape, up.float32())
+    held = GEMMA4.stored({**model.catalogue, up.name: wide}, model.config)
+    assert held[up.name] is wide and "blk.3.ffn_gate_exps.weight" in held
+    assert "blk.3.ffn_gate_up_exps.weight" not in held and "blk.2.ffn_gate_up_exps.weight" in held
+
+
+def test_parts_of_odd_shapes_are_refused(tmp_path: Path) -> None:
+    title = "blk.0.ffn_gate_up_exps.weight"
+    model_to_gguf(open_model(GOLDEN / EXPERTS), tmp_path / "m.gguf", "f16")
+    good = open_checkpoint(tmp_path / "m.gguf")
+    for shape in ((5, 31, 64), (160, 64)):
+        data = np.zeros(shape, np.float32)
+        odd = {**good.tensors, title: RawTensor(title, F32, shape, data)}
+        write_gguf(tmp_path / "odd.gguf", good.metadata, list(odd.values()))
+        with pytest.raises(ModelError, match="experts' gate and up of shape"):
+            open_model(tmp_path / "odd.gguf")
