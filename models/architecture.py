@@ -4,7 +4,7 @@ Weights carry the GGUF names (`blk.0.attn_q.weight`) inside, whatever the file. 
 says how its Hugging Face names and values become those, and what its GGUF files hold otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -172,6 +172,17 @@ def joined(tensors: Tensors, fused: Mapping[str, tuple[str, ...]]) -> Tensors:
             title, data = f"{lead}.{role}.{last}", np.concatenate([p.data for p in pieces])
             shape = (sum(p.shape[0] for p in pieces), *pieces[0].shape[1:])
             found[title] = RawTensor(title, pieces[0].dtype, shape, data)
+    return found
+
+
+def halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
+    """Experts that stand in one tensor [X, n, k], whose rows are those of all parts."""
+    if len(t.shape) != 3 or t.shape[1] % len(parts):
+        raise ModelError(f"{t.name!r}: experts' {' and '.join(parts)} of shape {list(t.shape)}")
+    found: Tensors = {}
+    for part, data in zip(parts, np.split(t.data, len(parts), axis=1), strict=True):
+        title, shape = f"{lead}_{part}_exps.weight", (*data.shape[:2], t.shape[2])
+        found[title] = RawTensor(title, t.dtype, shape, np.ascontiguousarray(data))
     return found
 
 

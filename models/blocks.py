@@ -227,7 +227,7 @@ def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
 
 def remembered(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> tuple[Tensor, Tensor]:
     """Keys and values of layer i for x [T, n], written to the cache: what is seen, [C, K, D]."""
-    kv = s.config.num_key_value_heads
+    kv = s.config.kv_heads_of(i)
     k = turned(s, heads(s, x, i, "k", kv, qk_norm), i, "k")  # [T, K, D]
     v = heads(s, x, i, "v", kv)  # [T, K, D]
     return cached(s, k, f"cache.k.{i}"), cached(s, v, f"cache.v.{i}")

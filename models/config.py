@@ -124,6 +124,8 @@ class DecoderConfig:
     # layers that are not all alike
     window_rope: Rope | None = field(default=None, repr=False)  # of sliding layers
     window_head_dim: int = 0  # of sliding layers, where it differs
+    window_kv_heads: int = 0  # of sliding layers, where they have others
+    attention_k_eq_v: bool = False  # keys of the other layers may serve as values, too
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
     feeding_layers: tuple[bool, ...] = ()  # layers with a feed-forward in its place
@@ -151,11 +153,12 @@ class DecoderConfig:
             if not 1 <= getattr(self, name) <= WIDEST:
                 raise ModelError(f"{self.architecture}: {name} = {getattr(self, name)}")
         layer_range(self.num_hidden_layers)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ModelError(
-                f"{self.architecture}: {self.num_attention_heads} heads cannot share "
-                f"{self.num_key_value_heads} key-value heads"
-            )
+        for count in (self.num_key_value_heads, self.window_kv_heads or self.num_key_value_heads):
+            if count < 0 or self.num_attention_heads % count:
+                raise ModelError(
+                    f"{self.architecture}: {self.num_attention_heads} heads cannot share "
+                    f"{count} key-value heads"
+                )
         if self.expert_gating_func > SIGMOID:
             raise ModelError(f"{self.architecture}: expert_gating_func = {self.expert_gating_func}")
         if not self.logits_scaling > 0:
@@ -185,7 +188,12 @@ class DecoderConfig:
     def kv_heads(self) -> list[int]:
         """Of each layer, none where it does not attend."""
         without = [self.remembers(i) or self.only_feeds(i) for i in range(self.num_hidden_layers)]
-        return [0 if other else self.num_key_value_heads for other in without]
+        return [0 if other else self.kv_heads_of(i) for i, other in enumerate(without)]
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Key-value heads of this layer, if it attends."""
+        own = self.window_kv_heads if self.slides(layer) else 0
+        return own or self.num_key_value_heads
 
     @property
     def linear_value_head_dim(self) -> int:

@@ -1,7 +1,9 @@
 """Gemma 4: Gemma 3's layers with an input of their own for each token, normed values, and layers at
-the end that read the keys and values of earlier ones. Full layers have larger heads.
+the end that read the keys and values of earlier ones. Full layers have larger heads, perhaps fewer
+of keys, which may serve as values, too. Experts may stand beside the feed-forward.
 
-Legend: T rows, L layers, P width of a layer's own input. Source: transformers `modeling_gemma4`.
+Legend: T rows, E width, L layers, P width of a layer's own input, K key-value heads, D head_dim,
+X experts, U experts per token. Source: transformers `modeling_gemma4`.
 """
 
 import math
@@ -12,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from ggraph import Graph, ModelError, Tensor, ops
+from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, gemma2
-from .architecture import Architecture, Tensors, changed
+from .architecture import Architecture, Tensors, changed, halves
 from .blocks import Step
 from .config import DecoderConfig, Keys
 from .hf_config import rope_kind, scaling_of
 
+KV = "num_key_value_heads"
+BOTH = "gate_up_exps.weight"  # of experts
 Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
 
 
@@ -30,11 +35,40 @@ def build(s: Step) -> Graph:
         blocks.tap(s, x, i)
         mixed = attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, seen)
         h = s.asked(x, i) + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
-        x = gemma2.second_half(s, h, i)
+        x = second_half(s, h, i)
         x = x if own is None else x + fed_own(s, x, own, i)
         if s.has(f"blk.{i}.layer_output_scale.weight"):
             x = ops.mul(x, s.w(f"blk.{i}.layer_output_scale.weight", s.config.hidden_size))
     return blocks.head(s, x)
+
+
+def second_half(s: Step, h: Tensor, i: int) -> Tensor:
+    """Gemma 2's, in which experts may feed forward beside what all rows take: [T, E] -> [T, E]."""
+    blk = f"blk.{i}"
+    if not s.config.has_experts(i):
+        return gemma2.second_half(s, h, i)
+    made = blocks.geglu(s, blocks.norm(s, h, f"{blk}.ffn_norm"), i)
+    mixed = experts(s, h, blocks.norm(s, h, f"{blk}.pre_ffw_norm_2"), i)
+    both = blocks.norm(s, made, f"{blk}.post_ffw_norm_1")
+    both += blocks.norm(s, mixed, f"{blk}.post_ffw_norm_2")
+    return h + blocks.norm(s, both, f"{blk}.post_ffw_norm")
+
+
+def experts(s: Step, h: Tensor, x: Tensor, i: int) -> Tensor:
+    """Mixture of experts of layer i for x [T, E], chosen by a norm of the stream h with weights of
+    its own; what an expert makes has a factor beside its share: [T, E]."""
+    c, ffn = s.config, f"blk.{i}.ffn"
+    (rows, e), n, f, u = x.shape, c.num_experts, c.moe_intermediate_size, c.num_experts_per_tok
+    seen = ops.mul(ops.rms_norm(h, eps=c.rms_norm_eps), s.w(f"{ffn}_gate_inp.scale", e)) * e**-0.5
+    chances = ops.soft_max(blocks.product(s, seen, f"{ffn}_gate_inp.weight", n))  # [T, X]
+    chosen = ops.top_k(chances, u)  # [T, U]
+    factors = s.w(f"{ffn}_down_exps.scale", n).reshape(n, 1)
+    factor = ops.get_rows(factors, chosen.reshape(-1)).reshape(rows, u)
+    share = ops.moe_shares(chances, chosen) * factor
+    wide = x.reshape(rows, 1, e)
+    gate, up = (blocks.expert(s, wide, chosen, f"{ffn}_{p}_exps", f) for p in ("gate", "up"))
+    out = blocks.expert(s, ops.geglu(gate, up), chosen, f"{ffn}_down_exps", e)  # [T, U, E]
+    return ops.moe_mix(out, share)
 
 
 def layer_inputs(s: Step, x: Tensor) -> Tensor:
@@ -63,12 +97,28 @@ def attention(s: Step, x: Tensor, i: int, seen: Seen) -> Tensor:
     q = blocks.turned(s, q, i, "q")
     source = made_by(c, i)
     if source == i:
-        kv = c.num_key_value_heads
-        k = blocks.turned(s, blocks.heads(s, x, i, "k", kv, "head"), i, "k")
-        v = ops.rms_norm(blocks.heads(s, x, i, "v", kv), eps=c.rms_norm_eps)
+        k, v = keys_and_values(s, x, i)
         seen[i] = blocks.cached(s, k, f"cache.k.{i}"), blocks.cached(s, v, f"cache.v.{i}")
     mixed = blocks.attend(s, q, seen[source], blocks.mask_of(s, i), i)
     return blocks.linear(s, mixed, f"blk.{i}.attn_output", c.hidden_size)
+
+
+def keys_and_values(s: Step, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
+    """What layer i remembers of x [T, E]: [T, K, D] each. Keys that serve as values do so as they
+    were before norm and rotation."""
+    c, kv = s.config, s.config.kv_heads_of(i)
+    made = blocks.heads(s, x, i, "k", kv)
+    k = blocks.turned(s, blocks.norm(s, made, f"blk.{i}.attn_k_norm"), i, "k")
+    values = made if keys_serve(s, i) else blocks.heads(s, x, i, "v", kv)
+    return k, ops.rms_norm(values, eps=c.rms_norm_eps)
+
+
+def keys_serve(s: Step, i: int) -> bool:
+    """Whether layer i takes its keys for values: where that may be, if no full layer has values."""
+    c = s.config
+    full = [j for j in range(c.num_hidden_layers) if not c.slides(j)]
+    have = any(s.has(f"blk.{j}.attn_v.weight") for j in full)
+    return c.attention_k_eq_v and i in full and not have
 
 
 def made_by(c: DecoderConfig, i: int) -> int:
@@ -91,11 +141,34 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ModelError(f"gemma4: config.json: {share} of a rope of type {rope_kind(rope):.60}")
     each = k.mapping("per_layer_config")
     told = [v for v in each.values() if isinstance(v, Mapping)]
-    if any(set(v) - {"head_dim"} for v in told) or values.get("num_global_key_value_heads"):
-        raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim is known here")
-    small = values.get("head_dim")
+    if any(set(v) - {"head_dim", KV} for v in told):
+        raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim and {KV} are known")
+    small, few = values.get("head_dim"), values.get(KV)
     wide = values.get("global_head_dim") or next((v.get("head_dim", small) for v in told), small)
-    return {**values, "head_dim": wide, "window_head_dim": small}
+    older = values.get("num_global_key_value_heads") if k.flag("attention_k_eq_v") else None
+    full = next((v.get(KV) for v in told), older)
+    found = {**values, "head_dim": wide, "window_head_dim": small, **mixture(k)}
+    return found if full in (None, few) else {**found, KV: full, "window_kv_heads": few}
+
+
+def mixture(k: Keys) -> Mapping[str, Any]:
+    """The experts under usual names: none, whatever is told of them, where they are not enabled."""
+    if not k.flag("enable_moe_block"):
+        return {"num_experts": None, "moe_intermediate_size": None}
+    told = {key: k.integer(key) for key in ("num_experts", "moe_intermediate_size")}
+    return {**told, "num_experts_per_tok": k.integer("top_k_experts"), "norm_topk_prob": True}
+
+
+def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """No values of layers whose keys serve: files may have some that nobody reads."""
+    served = [i for i in range(c.num_hidden_layers) if c.attention_k_eq_v and not c.slides(i)]
+    unread = tuple(f"blk.{i}.attn_v." for i in served)
+    return {n: t for n, t in tensors.items() if not n.startswith(unread)}
+
+
+def read(k: Keys, layers: int) -> Mapping[str, Any]:
+    """That keys may serve as values: a file does not say it, but lacks the latter."""
+    return {"attention_k_eq_v": True}
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
@@ -105,23 +178,34 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """A layer's factor for each number of a row; what makes keys and values only where they are
-    made: files may have it for layers that read those of others."""
+    made: files may have it for layers that read those of others. Experts' two parts apart."""
     ends = "layer_output_scale.weight"
     sharing = range(c.num_hidden_layers - c.num_kv_shared_layers, c.num_hidden_layers)
     unread = tuple(f"blk.{i}.attn_{role}" for i in sharing for role in ("k.", "v.", "k_norm."))
-    return {
-        n: changed(t.widened(), np.full(c.hidden_size, t.float32()[0], np.float32))
-        if n.endswith(ends)
-        else t
-        for n, t in tensors.items()
-        if not n.startswith(unread)
-    }
+    found: Tensors = {}
+    for n, t in tensors.items():
+        if n.endswith(ends):
+            found[n] = changed(t.widened(), np.full(c.hidden_size, t.float32()[0], np.float32))
+        elif n.endswith(BOTH):
+            found |= halves(n.removesuffix(f"_{BOTH}"), ("gate", "up"), t)
+        elif not n.startswith(unread):
+            found[n] = t
+    return found
 
 
 def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """One number again."""
+    """One number again, and experts' two parts in one, as llama.cpp's files have them."""
     ends = "layer_output_scale.weight"
-    return {n: changed(t, t.data[:1]) if n.endswith(ends) else t for n, t in tensors.items()}
+    found = {n: changed(t, t.data[:1]) if n.endswith(ends) else t for n, t in tensors.items()}
+    for first in [n for n in found if n.endswith("_gate_exps.weight")]:
+        lead = first.removesuffix("_gate_exps.weight")
+        other, both = f"{lead}_up_exps.weight", f"{lead}_{BOTH}"
+        gate, up = tensors[first], tensors.get(other)
+        if up is not None and (gate.dtype, gate.shape) == (up.dtype, up.shape):
+            (x, f, e), data = gate.shape, np.concatenate([gate.data, up.data], axis=1)
+            found[both] = RawTensor(both, gate.dtype, (x, 2 * f, e), data)
+            del found[first], found[other]
+    return found
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
@@ -142,6 +226,11 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 NAMES = {
     **gemma2.NAMES, "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm", "layer_scalar": "layer_output_scale.weight",
+    "router.proj": "ffn_gate_inp", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }  # fmt: skip
 TOPS = {
     "embed_tokens_per_layer": "per_layer_token_embd",
@@ -151,10 +240,11 @@ TOPS = {
 GEMMA4 = Architecture(
     "gemma4", build, ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), layer_names=NAMES,
     top_names={f"model.{a}.weight": f"{b}.weight" for a, b in TOPS.items()},
-    translate=translate, complete=complete, load=load, store=store, keys=keys,
+    translate=translate, complete=complete, sanitize=sanitize, load=load, store=store, keys=keys,
+    read=read,
     fixed={
-        "hidden_activation": gemma2.FIXED["hidden_activation"], "attention_k_eq_v": (False,),
-        "enable_moe_block": (False,), "use_bidirectional_attention": (False, "vision"),
+        "hidden_activation": gemma2.FIXED["hidden_activation"],
+        "use_bidirectional_attention": (False, "vision"),
     },
     hf_defaults={
         "head_dim": 256, "sliding_window": 512, "hidden_size_per_layer_input": 256,

@@ -24,6 +24,7 @@ from .config import (
     yarn_magnitude,
 )
 
+KV_HEADS = "attention.head_count_kv"
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
 
@@ -35,23 +36,21 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     tokens = metadata.get("tokenizer.ggml.tokens")
     context, layers = k.integer("context_length", 2048), k.integer("block_count")
     layers -= k.integer("nextn_predict_layers", 0)
-    counts = "attention.head_count_kv"
-    kv, alone = per_layer(k, counts, heads), isinstance(k.get(counts), (int, np.integer))
-    if len(set(kv) - {0}) > 1:
-        raise ModelError(f"GGUF metadata: {counts} differs from layer to layer {shown(kv)}")
+    window = _window_from_gguf(k, rope_mode, head_dim, layers)
+    kv = per_layer(k, KV_HEADS, heads)
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         norm_topk_prob=k.flag("expert_weights_norm", True),
-        num_key_value_heads=max(kv) or int(not alone),  # told of each layer, none need have any
+        **_kv_heads(k, kv, window.get("windowed_layers", ())),
         head_dim=head_dim,
         rms_norm_eps=_epsilon(k),
         vocab_size=k.integer("vocab_size", len(tokens) if tokens is not None else None),
         max_position_embeddings=context,
         rope=rope_from_gguf(k, rope_mode, head_dim, context),
-        **_window_from_gguf(k, rope_mode, head_dim, layers),
+        **window,
         **_widths(k),
         **_recurrent(k, layers, kv),
         mrope_section=_sections(k),
@@ -83,6 +82,19 @@ def per_layer(k: Keys, key: str, default: int | None = None) -> list[int]:
             raise ModelError(f"GGUF metadata: {key} = {shown(found)} are not integers")
         return found
     return [k.integer(key, default)]
+
+
+def _kv_heads(k: Keys, kv: Sequence[int], slides: Sequence[bool]) -> dict[str, Any]:
+    """The number of key-value heads, and of sliding layers where they have another."""
+    if len(set(kv) - {0}) <= 1:
+        alone = isinstance(k.get(KV_HEADS), (int, np.integer))
+        # told of each layer, none need have any
+        return {"num_key_value_heads": max(kv) or int(not alone)}
+    pairs = set(zip(slides, kv, strict=False))
+    own, others = ({n for slid, n in pairs if slid == kind} for kind in (True, False))
+    if len(kv) < len(slides) or 0 in kv or (len(own), len(others)) != (1, 1):
+        raise ModelError(f"GGUF metadata: {KV_HEADS} differs from layer to layer {shown(list(kv))}")
+    return {"num_key_value_heads": others.pop(), "window_kv_heads": own.pop()}
 
 
 def _sections(k: Keys) -> tuple[int, ...]:
@@ -213,7 +225,7 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
         f"{a}.embedding_length": c.hidden_size,
         f"{a}.feed_forward_length": c.intermediate_size,
         f"{a}.attention.head_count": c.num_attention_heads,
-        f"{a}.attention.head_count_kv": c.num_key_value_heads,
+        f"{a}.{KV_HEADS}": c.kv_heads if c.window_kv_heads else c.num_key_value_heads,
         f"{a}.attention.key_length": c.head_dim,
         f"{a}.attention.value_length": c.head_dim,
         f"{a}.attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),

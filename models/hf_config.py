@@ -45,6 +45,7 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         **_layers_from_hf(k, layers, head_dim),
         multipliers=k.reals("multipliers") if k.has("multipliers") else (),
         use_double_wide_mlp=k.flag("use_double_wide_mlp"),
+        attention_k_eq_v=k.flag("attention_k_eq_v"),
         **_scalars_from_hf(k),
     )
 
@@ -116,6 +117,8 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
         own = k.integer("window_head_dim", head_dim)
         if own != head_dim:
             found["window_head_dim"] = own
+        if k.has("window_kv_heads"):
+            found["window_kv_heads"] = k.integer("window_kv_heads")
         local = _local_rope(k, own)
         if local is not None:
             found["window_rope"] = local

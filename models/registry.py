@@ -5,7 +5,7 @@ Hugging Face names to them, and is the only place that knows both.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from . import (
     seed_oss,
     smollm3,
 )
-from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors
+from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors, halves
 from .blocks import YARN, Step
 from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
@@ -279,6 +279,7 @@ _STACKED = {  # modules that hold all experts' parts in one tensor
     "mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",),
     "feed_forward.experts.gate_up_proj": ("gate", "up"),
     "feed_forward.experts.down_proj": ("down",),
+    "experts.gate_up_proj": ("gate", "up"), "experts.down_proj": ("down",),
     "block_sparse_moe.input_linear": ("gate", "up"), "block_sparse_moe.output_linear": ("down",),
     "mixer.experts.up_proj": ("up",), "mixer.experts.down_proj": ("down",),
 }  # fmt: skip
@@ -312,7 +313,7 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
             title = ".".join(p for p in ("blk", match[1], inner[match[2]], match[3]) if p)
             found[title] = replace(t, name=title)
         elif match is not None and match[2] in _STACKED:
-            found |= _halves(f"blk.{match[1]}.ffn", _STACKED[match[2]], t)
+            found |= halves(f"blk.{match[1]}.ffn", _STACKED[match[2]], t)
         elif match is not None and (expert := _EXPERT.fullmatch(match[2])) and expert[2] in _PARTS:
             title = f"blk.{match[1]}.ffn_{_PARTS[expert[2]]}_exps.{match[3]}"
             stacks.setdefault(title, {})[int(expert[1])] = t
@@ -320,17 +321,6 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
             raise ModelError(f"{config.architecture}: unknown tensor {given!r} in the checkpoint")
     for title, each in stacks.items():
         found[title] = _stack(title, each, config.num_experts)
-    return found
-
-
-def _halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
-    """Experts that stand in one tensor [X, n, k], whose rows are those of all parts."""
-    if len(t.shape) != 3 or t.shape[1] % len(parts):
-        raise ModelError(f"{t.name!r}: experts' {' and '.join(parts)} of shape {list(t.shape)}")
-    found: Tensors = {}
-    for part, data in zip(parts, np.split(t.data, len(parts), axis=1), strict=True):
-        title = f"{lead}_{part}_exps.weight"
-        found[title] = RawTensor(title, t.dtype, data.shape, np.ascontiguousarray(data))
     return found
 
 

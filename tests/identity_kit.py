@@ -159,7 +159,7 @@ def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
             t.held(lambda truth, tree=tree: [Knowing(truth, size), t.heads(tree)], most),
         )
     t.session.close()
-    if name == "tiny2/gemma4_text":
+    if name.startswith("tiny2/gemma4"):
         yield from assisted(golden, ASSISTANT)
     own = name.removeprefix("tiny2/")
     if own in (QWEN, EXPERTS, NEXT, *IN_LINE):

@@ -126,7 +126,7 @@ def test_keys_and_tensors_are_those_that_the_gguf_package_knows(name: str, tmp_p
     family = {title: kind for kind, title in gguf.MODEL_ARCH_NAMES.items()}[lead]
     roles = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[family]}
     names = (re.sub(r"^blk\.\d+", "blk.{bid}", t.name) for t in read.tensors)
-    assert {re.sub(r"\.(weight|bias)$", "", n) for n in names} <= roles
+    assert {re.sub(r"\.(weight|bias|scale)$", "", n) for n in names} <= roles
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,

@@ -180,8 +180,6 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/gemma3_text", {"attn_logit_softcapping": 0.5}),
         ("tiny2/gemma3_text", {"use_bidirectional_attention": True}),
         ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
-        ("tiny2/gemma4_text", {"attention_k_eq_v": True}),
-        ("tiny2/gemma4_text", {"enable_moe_block": True}),
         ("tiny2/glm4_moe", {"n_group": 2}),
         ("tiny2/glm4_moe_lite", {"n_group": 2}),
         ("tiny2/glm4_moe_lite", {"rope_interleave": False}),

@@ -113,9 +113,10 @@ class AssistantHead:
     def _seen(self, s: Step, i: int, role: str) -> Tensor:
         """The target's keys or values that layer i reads: [C, K, D]."""
         t, shape = self.target, s.shape
-        name = f"{t.prefix}cache.{role}.{read_by(self.config, t.config, i)}"
-        sizes = (shape.cache_rows, t.config.num_key_value_heads, s.config.head_dim_of(i))
-        return ops.rows(state(name, sizes, shape.cache_dtype), 0, shape.context)
+        made = read_by(self.config, t.config, i)
+        sizes = (shape.cache_rows, t.config.kv_heads_of(made), s.config.head_dim_of(i))
+        cache = state(f"{t.prefix}cache.{role}.{made}", sizes, shape.cache_dtype)
+        return ops.rows(cache, 0, shape.context)
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the assistant, or of the target's embedding."""
