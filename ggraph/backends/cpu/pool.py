@@ -90,7 +90,6 @@ class Pool:
         self._entry, self._short = (f(self.jit.address("pool_run")) for f in (ENTRY, SHORT))
         self._tempos = defaultdict[int, Tempo](Tempo)  # of long programs, by length
         self.alone = threads == 1
-        self._slept = False  # the workers, all through the latest run
         self._start()
         _POOLS.add(self)
 
@@ -172,7 +171,7 @@ class Pool:
             if work is not None and (self.threads == 1 or not long):
                 work()
                 work = None
-            if self._slept and not alone:
+            if long and self.alone and not alone:
                 self._wake()
             self._job[2], self._job[3] = program.address, len(program.code)
             if self.threads == 1:
@@ -190,7 +189,6 @@ class Pool:
             computed = time.process_time() - computed if long else 0.0
             tempo.note(usual, seconds, self.threads - computed / max(seconds, 1e-9))
             self.alone = alone if long else self.alone
-            self._slept = alone and long
             if not alone:
                 usual.add(seconds)
 
