@@ -328,6 +328,11 @@ KINDS = [
 ]  # fmt: skip
 
 
+def holds_anything(mapping: Any) -> bool:
+    """Whether no value of a mapping can be wrong."""
+    return bool(mapping.get("values_schema", {}).get("type", "any") == "any")
+
+
 def collections(core: Any) -> Iterator[tuple[str, bool]]:
     """Every list and mapping of a core schema by its kind, and whether its faults are few."""
     if isinstance(core, list | tuple):
@@ -339,10 +344,10 @@ def collections(core: Any) -> Iterator[tuple[str, bool]]:
         if core.get("type") == "function-before":
             inner, few = core["schema"], core["function"]["function"] is fields.few
             if inner.get("type") == "dict":
-                yield "dict", few
-                core = inner["values_schema"]
+                yield "dict", few or holds_anything(inner)
+                core = inner.get("values_schema", {})
         if core.get("type") == "dict":
-            yield "dict", core.get("values_schema", {}).get("type", "any") == "any"
+            yield "dict", holds_anything(core)
         for name, part in core.items():
             if name not in ("default", "metadata", "ref", "expected"):
                 yield from collections(part)

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .errors import Refused
+from .items import CallItem, Item, MessageItem, ResultItem
 from .messages import CalledFunction, Message, ToolCall
 from .replies import JSON
-from .schema import CallItem, Item, MessageItem, ResultItem
 
 _MESSAGES = TypeAdapter(tuple[Message, ...])
 

@@ -1,10 +1,10 @@
 """What fields of requests share: bounds, and refusals in words."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core import PydanticCustomError, PydanticKnownError, PydanticUseDefault
 
 MOST_TEXT = 1 << 22  # letters of one string
 MOST_LIST = 4096
@@ -30,6 +30,15 @@ class Body(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
 
+def _left_out(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+T = TypeVar("T")
+# Of a field with a default: clients write null for what they leave out, as OpenAI's own types do
+OrNull = Annotated[T, BeforeValidator(_left_out)]
 LongText = Annotated[str, Field(max_length=MOST_TEXT)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Effort = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]

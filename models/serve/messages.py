@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
-from .fields import MOST_LIST, Body, LongText, items, only, readable
+from .fields import MOST_LIST, Body, LongText, OrNull, items, only, readable
 
 
 class TextPart(Body):
@@ -20,14 +20,14 @@ class CalledFunction(Body):
     """Name and arguments of a call, the arguments as JSON."""
 
     name: Annotated[str, Field(max_length=256)]
-    arguments: LongText = ""
+    arguments: OrNull[LongText] = ""
 
 
 class ToolCall(Body):
     """A call that an assistant made."""
 
-    id: Annotated[str, Field(max_length=256)] = ""
-    type: Literal["function"] = "function"
+    id: OrNull[Annotated[str, Field(max_length=256)]] = ""
+    type: OrNull[Literal["function"]] = "function"
     function: CalledFunction
 
 
@@ -67,7 +67,7 @@ class Function(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: LongText | None = None
-    parameters: dict[str, Any] | None = Field(default_factory=dict)
+    parameters: OrNull[dict[str, Any]] = Field(default_factory=dict)
 
 
 class Tool(Body):

@@ -8,6 +8,7 @@ from .conversations import Conversations, Kept, messages_of
 from .errors import Refused
 from .generation import Asked, Generation
 from .inbox import Ended
+from .items import CallItem, FlatAllowed, FlatChoice, Item, MessageItem
 from .messages import (
     AllowedChoice,
     AllowedTools,
@@ -18,17 +19,7 @@ from .messages import (
     ToolChoice,
 )
 from .replies import PING, Events, Whole, event, usage
-from .schema import (
-    CallItem,
-    ChatRequest,
-    FlatAllowed,
-    FlatChoice,
-    Item,
-    MessageItem,
-    ResponseFormat,
-    ResponsesRequest,
-    Sampling,
-)
+from .schema import ChatRequest, ResponseFormat, ResponsesRequest, Sampling
 from .voice import Said
 from .wire import Wire
 

@@ -1,12 +1,10 @@
 """What a request may hold, with bounds on everything. Fields that are not known are passed over."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     field_validator,
 )
@@ -18,6 +16,7 @@ from .fields import (
     Body,
     Effort,
     LongText,
+    OrNull,
     Scalar,
     Stop,
     TokenIds,
@@ -26,7 +25,8 @@ from .fields import (
     only,
     unable,
 )
-from .messages import EITHER, Choice, Function, Message, TextPart, Tool
+from .items import EitherFlat, FlatTool, Item, Reasoning, ResponseText, functions_of
+from .messages import Choice, Message, Tool
 
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
 
@@ -38,21 +38,21 @@ class Speculative(Body):
     """How this request drafts. The text is the same with any of it."""
 
     drafters: Annotated[list[DrafterName], items(5)] | None = None
-    most: Annotated[int, Field(ge=0, le=64)] = 8
-    off: bool = False
+    most: OrNull[Annotated[int, Field(ge=0, le=64)]] = 8
+    off: OrNull[bool] = False
 
 
 class StreamOptions(Body):
     """What a stream brings beside text."""
 
-    include_usage: bool = False
+    include_usage: OrNull[bool] = False
 
 
 class JsonSchema(Body):
     """A named schema, as in `response_format`."""
 
-    name: Annotated[str, Field(max_length=256)] = "answer"
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    name: OrNull[Annotated[str, Field(max_length=256)]] = "answer"
+    schema_: Annotated[OrNull[dict[str, Any]], Field(alias="schema")] = Field(default_factory=dict)
     strict: bool | None = None
 
 
@@ -69,8 +69,8 @@ class Lane(Body):
     events that it was sent, and the ids of the tokens in them."""
 
     lane: Annotated[int, Field(ge=-2, lt=64)]
-    events: Annotated[int, Field(ge=0)] = 0
-    tokens: TokenIds = Field(default_factory=list)
+    events: OrNull[Annotated[int, Field(ge=0)]] = 0
+    tokens: OrNull[TokenIds] = Field(default_factory=list)
 
 
 class GoingOn(Body):
@@ -78,7 +78,7 @@ class GoingOn(Body):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
     created: Annotated[int, Field(ge=0, lt=1 << 53)]
-    lanes: Annotated[list[Lane], items(66)] = Field(default_factory=list)
+    lanes: OrNull[Annotated[list[Lane], items(66)]] = Field(default_factory=list)
 
 
 class Sampling(Body):
@@ -99,10 +99,10 @@ class Sampling(Body):
     ) = None
     stop: Stop | Annotated[list[Stop], items(16)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
-    ignore_eos: bool = False
+    ignore_eos: OrNull[bool] = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    priority: OrNull[Annotated[int, Field(ge=-100, le=100)]] = 0
     speculative: Speculative | None = None
     response_format: ResponseFormat | None = None
     going_on: GoingOn | None = None
@@ -145,8 +145,8 @@ class ChatRequest(Sampling):
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: OrNull[bool] = True
+    continue_final_message: OrNull[bool] = False
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -181,17 +181,18 @@ class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
     text are found where it says `parse_special`; else they are text, as whatever a user typed."""
 
-    prompt: (
+    prompt: Annotated[
         LongText
         | TokenIds
         | Annotated[list[LongText], items(64)]
-        | Annotated[list[TokenIds], items(64)]
-    )
+        | Annotated[list[TokenIds], items(64)],
+        BeforeValidator(lambda prompt: "" if prompt is None else prompt),  # a new text's beginning
+    ]
     max_tokens: Limit = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Annotated[Any, only(False)] = None
     suffix: Annotated[Any, only("")] = None
-    parse_special: bool = False
+    parse_special: OrNull[bool] = False
     best_of: int | None = None
 
     @field_validator("best_of")
@@ -223,126 +224,8 @@ class EmbeddingsRequest(Body):
         | Annotated[list[TokenIds], items(256, least=1)]
     )
     encoding_format: Literal["float", "base64"] | None = None
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: OrNull[Literal["mean", "last"]] = "mean"
     dimensions: Annotated[int, Field(ge=1)] | None = None
-
-
-class MessageItem(Body):
-    """One item of a response's input: a message."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: LongText | Annotated[list[TextPart], items(MOST_LIST)]
-
-
-class CallItem(Body):
-    """A call that an earlier response made."""
-
-    type: Literal["function_call"]
-    call_id: Annotated[str, Field(max_length=256)]
-    name: Annotated[str, Field(max_length=256)]
-    arguments: LongText = ""
-
-
-class ResultItem(Body):
-    """What a called function gave back."""
-
-    type: Literal["function_call_output"]
-    call_id: Annotated[str, Field(max_length=256)]
-    output: LongText | Annotated[list[TextPart], items(MOST_LIST)]
-
-
-PassedType = Literal[
-    "reasoning", "custom_tool_call", "custom_tool_call_output", "web_search_call",
-    "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
-    "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call",
-    "shell_call_output", "apply_patch_call", "apply_patch_call_output", "tool_search_call",
-    "tool_search_output", "mcp_list_tools", "mcp_call",
-]  # fmt: skip
-
-
-class PassedItem(Body):
-    """Thoughts of an earlier response, and what was done with tools that are no functions. They are
-    passed over: another model did it, as this server offers none such."""
-
-    type: PassedType
-
-
-def _kind_of_item(item: Any) -> str:
-    """The form of an item, whose type a message need not name; as no field is (`errors.FORM`)."""
-    found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "")
-    passed = found in get_args(PassedType)
-    return "Passed" if passed else found.title() if isinstance(found, str) else ""
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("Message")]
-    | Annotated[CallItem, Tag("Function_Call")]
-    | Annotated[ResultItem, Tag("Function_Call_Output")]
-    | Annotated[PassedItem, Tag("Passed")],
-    Discriminator(
-        _kind_of_item,
-        custom_error_type="kind",
-        custom_error_message="the type of an item: expected message, function_call,"
-        " function_call_output or reasoning",
-    ),
-]
-
-
-class FlatTool(Function):
-    """A function as `/v1/responses` is told of it."""
-
-    type: Literal["function"]
-
-
-def _functions_of(tools: Any) -> Any:
-    """Tools without those of other types, which nobody here could call: agents send them beside
-    functions and do without."""
-    if not isinstance(tools, list):
-        return tools
-    kinds = [t.get("type") if isinstance(t, dict) else None for t in tools]
-    others = [isinstance(kind, str) and kind != "function" for kind in kinds]
-    return [t for t, other in zip(tools, others, strict=True) if not other]
-
-
-class FlatChoice(Body):
-    """One function that must be called."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(max_length=256)]
-
-
-class FlatAllowed(Body):
-    """Those that may be called of the functions that the model is told of."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatChoice], items(128, least=1)]
-
-
-EitherFlat = Annotated[
-    Annotated[FlatChoice, Tag("Named")] | Annotated[FlatAllowed, Tag("Allowed")], EITHER
-]
-
-
-class TextFormat(Body):
-    """The form of a response's text."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: Annotated[str, Field(max_length=256)] = "answer"
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
-
-
-class Reasoning(Body):
-    """How much a model is to think, where its template can say so."""
-
-    effort: Effort | None = None
-
-
-class ResponseText(Body):
-    """Options of a response's text."""
-
-    format: TextFormat = TextFormat()
 
 
 def _by_another_name(form: Any) -> Any:
@@ -364,9 +247,9 @@ class ResponsesRequest(Sampling):
     input: LongText | Annotated[list[Item], items(MOST_LIST, least=1)]
     instructions: LongText | None = None
     max_output_tokens: Limit = None
-    text: ResponseText = ResponseText()
+    text: OrNull[ResponseText] = ResponseText()
     tools: Annotated[
-        Annotated[list[FlatTool], items(128)] | None, BeforeValidator(_functions_of)
+        Annotated[list[FlatTool], items(128)] | None, BeforeValidator(functions_of)
     ] = None
     tool_choice: Literal["none", "auto", "required"] | EitherFlat | None = None
     parallel_tool_calls: bool | None = None
@@ -387,8 +270,8 @@ class TokenizeRequest(Body):
     """POST /tokenize."""
 
     content: LongText
-    add_special: bool = False
-    parse_special: bool = False
+    add_special: OrNull[bool] = False
+    parse_special: OrNull[bool] = False
 
 
 class DetokenizeRequest(Body):

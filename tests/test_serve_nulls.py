@@ -1,0 +1,123 @@
+"""What a client writes null for is as if it had been left out."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import httpx
+import pytest
+from serve_kit import Server, ended, started
+from small_model import learnable_model
+
+from models.serve import items, messages, schema
+from models.serve.fields import Body
+
+WEB = httpx.Client(timeout=60)
+TALK = [{"role": "user", "content": "Say something."}]
+NEEDED: dict[str, Any] = {  # of the bodies below, by name
+    "role": "user", "content": "a", "text": "a", "output": "a", "input": "a", "prompt": "a",
+    "name": "f", "function": {"name": "f"}, "call_id": "c", "id": "0", "created": 0, "lane": 0,
+    "messages": TALK, "tokens": [1], "mode": "auto",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+}  # fmt: skip
+TOOLS: dict[type[Body], list[Any]] = {
+    messages.AllowedTools: [{"type": "function", "function": {"name": "f"}}],
+    items.FlatAllowed: [{"type": "function", "name": "f"}],
+}
+BODIES = sorted(
+    {
+        found
+        for module in (schema, items, messages)
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, Body)
+    }
+    - {Body, schema.Sampling},
+    key=lambda body: body.__name__,
+)
+# There null bounds nothing, and what is left out 16 tokens
+OTHERWISE = (schema.CompletionRequest, "max_tokens")
+
+
+def least(body: type[Body]) -> dict[str, Any]:
+    """The shortest body of its kind."""
+    found: dict[str, Any] = {}
+    for name, field in body.model_fields.items():
+        if field.is_required():
+            if name == "type":
+                found[name] = get_args(field.annotation)[0]
+            else:
+                found[name] = TOOLS[body] if name == "tools" else NEEDED[name]
+    return found
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_null_is_what_is_left_out(body: type[Body]) -> None:
+    asked = least(body)
+    whole = body.model_validate(asked)
+    for name, field in body.model_fields.items():
+        if not field.is_required() and (body, name) != OTHERWISE:
+            assert body.model_validate({**asked, field.alias or name: None}) == whole, name
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = learnable_model(tmp_path_factory.mktemp("nulls"))
+    running = started(path, "-t", "1", "--parallel", "2")
+    yield running
+    assert ended(running) == 0
+
+
+def call(**arguments: Any) -> list[dict[str, Any]]:
+    """A conversation in which a function was called."""
+    called = {"id": "c", "type": "function", "function": {"name": "f", **arguments}}
+    told = {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    return [*TALK, {"role": "assistant", "content": None, "tool_calls": [called]}, told]
+
+
+def item(**arguments: Any) -> list[dict[str, Any]]:
+    """The same as items."""
+    called = {"type": "function_call", "call_id": "c", "name": "f", **arguments}
+    return [*TALK, called, {"type": "function_call_output", "call_id": "c", "output": "ok"}]
+
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": None, "strict": None}}
+SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # as clients send it, and without
+    (CHAT, {"stream_options": {"include_usage": None}, "stream": None}, {}),
+    (TEXT, {"stream_options": {"include_usage": None}}, {}),
+    (CHAT, {"response_format": FORM},
+     {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
+    (CHAT, {"messages": call(arguments=None)}, {"messages": call(arguments="{}")}),
+    (CHAT, {"messages": call()}, {"messages": call(arguments="{}")}),
+    (RESPONSES, {"text": None}, {}),
+    (RESPONSES, {"text": {"format": None, "verbosity": None}}, {}),
+    (RESPONSES, {"input": item(arguments=None)}, {"input": item(arguments="{}")}),
+    (RESPONSES, {"input": item()}, {"input": item(arguments="{}")}),
+    (RESPONSES, {"input": [{"type": None, "role": "user", "content": "ab"}]}, {}),
+    (RESPONSES, {"input": [*item()[:-1], {**item()[-1], "call_id": None}]}, {"input": item()}),
+]  # fmt: skip
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TALK, "max_tokens": 4, "temperature": 0},
+    TEXT: {"prompt": "ab", "max_tokens": 4, "temperature": 0},
+    RESPONSES: {"input": "ab", "max_output_tokens": 4, "temperature": 0},
+}
+
+
+@pytest.mark.parametrize(("path", "given", "plain"), SAME)
+def test_answers_are_those_to_what_was_left_out(
+    server: Server, path: str, given: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    told = []
+    for more in (given, plain):
+        reply = WEB.post(server.url + path, json={**ASKED[path], **more})
+        assert reply.status_code == 200, reply.text
+        found = reply.json()
+        texts = found.get("choices") or [item["content"] for item in found["output"]]
+        read = found["usage"].get("prompt_tokens") or found["usage"]["input_tokens"]
+        told.append((texts, read))
+    assert told[0] == told[1]
+
+
+def test_a_completion_of_nothing_is_one_of_an_empty_text(server: Server) -> None:
+    """Which this model, without a token for a text's beginning, has nothing to read in."""
+    told = [WEB.post(server.url + TEXT, json={"prompt": p}).json()["error"] for p in (None, "")]
+    assert told[0] == told[1] and told[0]["message"] == "the prompt is empty"
