@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from serve_kit import ended, started
 from small_model import small_model
 from typer.testing import CliRunner
 
@@ -62,6 +64,29 @@ def test_no_host_is_not_every_address() -> None:
     """As where a script's variable is empty: the server was open to the whole network."""
     with pytest.raises(InputError, match="--host ''"):
         listening("", 0).close()
+
+
+def test_a_second_signal_tells_who_waits_to_come_again(tmp_path: Path) -> None:
+    """One whose answer is being made, and one who is queued behind it: not that the server has a
+    fault, as status 500 would say."""
+    path = small_model(tmp_path / "m.gguf", {"llama.context_length": 60_000})
+    server = started(path, "-t", "1", "-c", "0", "--parallel", "1")
+    endless = {"prompt": "abc", "max_tokens": 50_000, "logit_bias": {257: -100}}
+
+    def ask() -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/completions", json=endless, timeout=60)
+
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(ask) for _ in range(2)]
+        while httpx.get(f"{server.url}/health").json()["open"] < 2:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.process.poll() is None and not any(a.done() for a in asked)
+        assert ended(server) == 0
+        for reply in (a.result() for a in asked):
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+            assert reply.json()["error"]["type"] == "server_error"
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.0002, 0.05, 0.5])

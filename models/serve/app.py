@@ -227,6 +227,8 @@ def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
             reply = as_reply(Refused(str(error)))
         except (Gone, ClientDisconnect):
             reply = Response(status_code=CLOSED)
+        except asyncio.CancelledError:  # the process ends, or nobody hears this
+            return as_reply(Refused("the server ends", 503, headers={"retry-after": "1"}))
         metrics.requests.labels(path, str(reply.status_code)).inc()
         return reply
 
