@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.serve.routing import BLOCK, Routes, Wish, blocks_of, prompt_text, wish_of
+from models.serve.routing import BLOCK, Routes, Wish, blocks_of, kept_in, prompt_text, wish_of
 
 NAMES = ("a", "b", "c")
 IDLE = dict.fromkeys(NAMES, 0)
@@ -114,3 +114,9 @@ def test_a_prompts_letters_come_in_the_order_of_templates() -> None:
     w = wish_of({"previous_response_id": "resp_1", "user": "ann"}, "s", "resp_2", ["a"])
     assert (w.belongs, w.name, w.avoid) == (("s", "ann"), "resp_2", {"a"})
     assert w.needs == "resp_1"
+
+
+def test_a_kept_response_is_found_in_every_address_of_its_own() -> None:
+    for behind in ("", "/input_items", "/input_items?limit=3", "/cancel", "?include=a/b"):
+        assert kept_in(f"/v1/responses/resp_1{behind}") == "resp_1"
+    assert {kept_in(p) for p in ("/v1/responses", "/v1/responses/", "/v1/models/m")} == {""}

@@ -24,7 +24,7 @@ from ggraph import GgraphError
 
 from . import embeddings, schema
 from .bodies import Bodies
-from .conversations import Conversations
+from .conversations import Conversations, items_of, page_of
 from .engine import Service
 from .errors import Refused, as_reply, of_validation
 from .generation import Asked, Generation
@@ -77,12 +77,7 @@ class Api:
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
         body = await self._read(request, schema.ResponsesRequest)
-        try:
-            begin = await run_in_threadpool(self.kept.prepared, body)
-        except Refused as error:
-            if error.param == "messages":  # by which name a conversation goes elsewhere
-                error.param = "input"
-            raise
+        begin = await run_in_threadpool(self.kept.prepared, body)
         turn = begin()
         if body.stream:
             return _stream(turn.asked, self.kept.events(turn, _wire(request)))
@@ -92,6 +87,26 @@ class Api:
         """GET /v1/responses/{id}: one that is kept."""
         found = self.kept.conversations.find(request.path_params["id"])
         return Response(found.response, media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        """GET /v1/responses/{id}/input_items: what one that is kept has read."""
+        id = request.path_params["id"]
+        kept = self.kept.conversations.find(id)
+        asked = _checked(lambda: schema.InputItemsQuery.model_validate(dict(request.query_params)))
+        read = await run_in_threadpool(lambda: items_of(id, kept.messages[:-1]))
+        return JSONResponse(page_of(read, asked))
+
+    async def input_tokens(self, request: Request) -> Response:
+        """POST /v1/responses/input_tokens."""
+        body = await self._read(request, schema.InputTokensRequest)
+        count = await run_in_threadpool(self.kept.count, body)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    async def cancel_response(self, request: Request) -> Response:
+        """POST /v1/responses/{id}/cancel: what is kept is over. A client that hangs up ends its own
+        answer, and there are no answers in the background."""
+        self.kept.conversations.find(request.path_params["id"])
+        raise Refused("a response that is not made in the background cannot be cancelled")
 
     async def drop_response(self, request: Request) -> Response:
         """DELETE /v1/responses/{id}."""
@@ -164,10 +179,15 @@ class Api:
         raw = await self.bodies.read(request)
         if self.service.settings.log_prompts:
             LOG.info("%s %s", request.url.path, raw.decode("utf-8", "replace"))
-        try:
-            return kind.model_validate_json(raw)
-        except ValidationError as error:
-            raise of_validation(error) from None
+        return _checked(lambda: kind.model_validate_json(raw))
+
+
+def _checked(read: Callable[[], B]) -> B:
+    """What a client has sent. Refused where it is not what it should be."""
+    try:
+        return read()
+    except ValidationError as error:
+        raise of_validation(error) from None
 
 
 class Gone(Exception):
@@ -257,6 +277,8 @@ def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.completions,
         "/v1/responses": api.responses,
+        "/v1/responses/input_tokens": api.input_tokens,
+        "/v1/responses/{id}/cancel": api.cancel_response,
         "/v1/embeddings": api.embeddings,
         "/tokenize": api.tokenize,
         "/detokenize": api.detokenize,
@@ -265,6 +287,7 @@ def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
         "/v1/models": api.models,
         "/v1/models/{id:path}": api.model,
         "/v1/responses/{id}": api.response,
+        "/v1/responses/{id}/input_items": api.input_items,
         "/health": api.health,
         "/metrics": api.show_metrics,
         "/": api.page,

@@ -12,6 +12,7 @@ from .errors import Refused
 from .items import CallItem, Item, MessageItem, ResultItem
 from .messages import CalledFunction, Message, ToolCall
 from .replies import JSON
+from .schema import InputItemsQuery
 
 _MESSAGES = TypeAdapter(tuple[Message, ...])
 
@@ -73,6 +74,52 @@ class Conversations:
         """Forget a response. Refused where none is."""
         self._count -= self.find(id).size
         del self._held[id]
+
+
+def output_part(text: str) -> dict[str, Any]:
+    """Text of the assistant, as an item has it."""
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def input_part(text: str) -> dict[str, Any]:
+    """Text of anybody else."""
+    return {"type": "input_text", "text": text}
+
+
+def items_of(id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages before a response as the items of its input. Their ids follow from its own: they
+    are the same whenever they are asked for."""
+    found: list[dict[str, Any]] = []
+    for m in messages:
+        if m.role == "tool":
+            more = {"call_id": m.tool_call_id, "output": m.text}
+            found.append({"type": "function_call_output", **more})
+        elif m.text or not m.tool_calls:
+            part = output_part(m.text) if m.role == "assistant" else input_part(m.text)
+            found.append({"type": "message", "role": m.role, "content": [part]})
+        for call in m.tool_calls or ():
+            more = {"call_id": call.id, **call.function.model_dump()}
+            found.append({"type": "function_call", **more})
+    name = id.removeprefix("resp_")
+    return [{"id": f"item_{name}_{i}", "status": "completed", **f} for i, f in enumerate(found)]
+
+
+def page_of(items: Sequence[dict[str, Any]], asked: InputItemsQuery) -> dict[str, Any]:
+    """A list as OpenAI's clients leaf through it. Refused behind an item that is not in it."""
+    ordered = list(items) if asked.order == "asc" else list(items)[::-1]
+    if asked.after is not None:
+        ids = [item["id"] for item in ordered]
+        if asked.after not in ids:
+            raise Refused(f"after: no item {asked.after[:80]!r} here", param="after")
+        ordered = ordered[ids.index(asked.after) + 1 :]
+    shown = ordered[: asked.limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(shown) < len(ordered),
+    }
 
 
 def messages_of(given: str | Sequence[Item]) -> list[Message]:

@@ -70,14 +70,8 @@ class Generation:
     def chat(self, asked: ChatRequest) -> Callable[[], Asked]:
         """Everything that takes time is done; the call that comes back begins the answers."""
         self.service.check_room(1, asked)
-        told, tools = chosen(asked.tools or (), asked.tool_choice)
-        template = self.service.m.tokenizer.chat_template or ""
-        notation = notation_of(template)
-        if tools and is_harmony(self.service.m.tokenizer):
-            _check_channels(notation, asked)
-        messages, more = for_template(asked.messages, told, template)
-        more |= asked.variables
-        ids = self.service.chat_ids(messages, **more)
+        ids, messages, more = self.prompt(asked)
+        _, tools = chosen(asked.tools or (), asked.tool_choice)
         limit = _limit(asked.max_completion_tokens, asked.max_tokens)
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         stem = self.service.stem_of(ids, messages, **more)
@@ -87,11 +81,23 @@ class Generation:
         if asked.reasoning_format != "none" and not formed:
             thinking = self.service.thinking(ids)
         if tools:
-            form, reading, shown = self._calling(asked, tools, notation or HERMES, thinking)
+            notation = notation_of(self.service.m.tokenizer.chat_template or "") or HERMES
+            form, reading, shown = self._calling(asked, tools, notation, thinking)
         called = bool(tools) and demanded(asked.tool_choice)
         wanted = Wanted(limit, top, form, stem, shown, thinking, called)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
+
+    def prompt(self, asked: ChatRequest) -> tuple[list[int], list[dict[str, Any]], dict[str, Any]]:
+        """Token ids of a conversation, with the messages and variables that the template made them
+        of. Refused where they are too many, or the template objects."""
+        told, tools = chosen(asked.tools or (), asked.tool_choice)
+        template = self.service.m.tokenizer.chat_template or ""
+        if tools and is_harmony(self.service.m.tokenizer):
+            _check_channels(notation_of(template), asked)
+        messages, more = for_template(asked.messages, told, template)
+        more |= asked.variables
+        return self.service.chat_ids(messages, **more), messages, more
 
     def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
         """The same for plain text."""

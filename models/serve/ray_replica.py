@@ -19,10 +19,9 @@ from .engine import FULL_TEXTS, Service
 from .going_on import GoingOn, Head, Patience
 from .inside import Inside
 from .ray_router import PrefixRouter
-from .routing import BLOCK, Wish, wish_of
+from .routing import BLOCK, Wish, kept_in, wish_of
 from .settings import Settings
 
-KEPT = "/v1/responses/"  # what follows is the name of one that is kept
 LETTERS_PER_TOKEN = 4  # about; how much of a prompt a replica's cache holds
 SUSPECT_SECONDS = 30.0  # for which nobody is sent to a replica that failed
 DRAIN_SECONDS = 600.0  # for open answers of a replica that is to end
@@ -191,7 +190,7 @@ class Replicas:
 
 def _wish(path: str, body: bytes, headers: dict[str, str], avoid: set[str]) -> Wish:
     """What the router looks at; little where the body is none that it knows."""
-    kept = path.removeprefix(KEPT) if path.startswith(KEPT) else ""
+    kept = kept_in(path)
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):

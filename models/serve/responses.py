@@ -1,10 +1,11 @@
 """POST /v1/responses: the same answers in the newer form, which can go on from one another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .conversations import Conversations, Kept, messages_of
+from .conversations import Conversations, Kept, messages_of, output_part
 from .errors import Refused
 from .generation import Asked, Generation
 from .inbox import Ended
@@ -47,11 +48,16 @@ class Responses:
 
     def prepared(self, body: ResponsesRequest) -> Callable[[], Turn]:
         """As `Generation.chat`."""
-        said = self._before(body) + tuple(messages_of(body.input))
-        if not said:
-            raise Refused("input: expected a message", param="input")
-        begin = self.generation.chat(as_chat(body, said))
+        said = self._said(body)
+        with _by_its_name():
+            begin = self.generation.chat(as_chat(body, said))
         return lambda: Turn(begin(), body, said)
+
+    def count(self, body: ResponsesRequest) -> int:
+        """Tokens of what a model would read."""
+        said = self._said(body)
+        with _by_its_name():
+            return len(self.generation.prompt(as_chat(body, said))[0])
 
     async def whole(self, turn: Turn) -> dict[str, Any]:
         """The reply, once all of it is there."""
@@ -92,6 +98,13 @@ class Responses:
         kind = "completed" if response["status"] == "completed" else "incomplete"
         yield told(f"response.{kind}", response=response)
 
+    def _said(self, body: ResponsesRequest) -> tuple[Message, ...]:
+        """All messages, instructions aside. Refused where there are none."""
+        said = self._before(body) + tuple(messages_of(body.input))
+        if not said:
+            raise Refused("input: expected a message", param="input")
+        return said
+
     def _before(self, body: ResponsesRequest) -> tuple[Message, ...]:
         """What was said before. Refused where it is not kept."""
         if body.previous_response_id is None:
@@ -111,6 +124,17 @@ class Responses:
         return response
 
 
+@contextmanager
+def _by_its_name() -> Iterator[None]:
+    """A conversation that is refused is called by its name in a response's request."""
+    try:
+        yield
+    except Refused as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
+
+
 class _Teller:
     """Numbers events."""
 
@@ -125,7 +149,7 @@ class _Teller:
         """The message begins."""
         item = {**_message(turn, Whole()), "status": "in_progress", "content": []}
         added = self("response.output_item.added", output_index=0, item=item)
-        return added + self("response.content_part.added", **_place(turn), part=_part(""))
+        return added + self("response.content_part.added", **_place(turn), part=output_part(""))
 
     def more(self, turn: Turn, text: str) -> bytes:
         """What the message has beyond what was told of it, and its beginning before that."""
@@ -140,7 +164,7 @@ class _Teller:
         at, text = _place(turn), item["content"][0]["text"]
         return b"".join((
             self("response.output_text.done", **at, text=text, logprobs=[]),
-            self("response.content_part.done", **at, part=_part(text)),
+            self("response.content_part.done", **at, part=output_part(text)),
             self("response.output_item.done", output_index=0, item=item),
         ))  # fmt: skip
 
@@ -218,14 +242,10 @@ def _message_id(turn: Turn) -> str:
     return turn.id.replace("resp_", "msg_")
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
-
-
 def _message(turn: Turn, a: Whole) -> dict[str, Any]:
     status = "incomplete" if a.finish == "length" else "completed"
     base = {"id": _message_id(turn), "type": "message", "role": "assistant", "status": status}
-    return {**base, "content": [_part(turn.asked.text(a))]}
+    return {**base, "content": [output_part(turn.asked.text(a))]}
 
 
 def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -243,6 +263,7 @@ def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, A
         "incomplete_details": {"reason": "max_output_tokens"} if a.finish == "length" else None,
         "error": None,
         "instructions": body.instructions,
+        "metadata": body.metadata or {},
         "max_output_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

@@ -13,6 +13,7 @@ twice costs less than a queue. What goes on from a response that one replica kee
 
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,12 @@ def wish_of(asked: Mapping[str, Any], session: str, name: str, avoid: Iterable[s
     belongs = [n for n in (session, asked.get("user")) if isinstance(n, str) and n]
     blocks = blocks_of(prompt_text(asked))
     return Wish(blocks, needs, tuple(belongs), name, frozenset(avoid))
+
+
+def kept_in(path: str) -> str:
+    """The kept response that an address names, "" where it names none."""
+    found = re.match("/v1/responses/([^/?]+)", path)
+    return found[1] if found else ""
 
 
 def prompt_text(asked: Mapping[str, Any]) -> str:

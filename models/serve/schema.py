@@ -241,6 +241,13 @@ def _without_chances(wanted: Any) -> Any:
     return wanted
 
 
+Metadata = Annotated[  # what a client notes on a response, which is given back
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    BeforeValidator(few),
+]
+
+
 class ResponsesRequest(Sampling):
     """POST /v1/responses. What `store` keeps is there for `previous_response_id`."""
 
@@ -255,6 +262,7 @@ class ResponsesRequest(Sampling):
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
+    metadata: Metadata | None = None
     reasoning: Reasoning | None = None
     n: Annotated[Any, only(1)] = None
     top_logprobs: Annotated[Any, only(0)] = None
@@ -264,6 +272,20 @@ class ResponsesRequest(Sampling):
     prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None
     truncation: Annotated[Any, only("disabled")] = None
+
+
+class InputTokensRequest(ResponsesRequest):
+    """POST /v1/responses/input_tokens: what is only counted, with or without new items."""
+
+    input: OrNull[LongText | Annotated[list[Item], items(MOST_LIST)]] = Field(default_factory=list)
+
+
+class InputItemsQuery(Body):
+    """Which items GET /v1/responses/{id}/input_items is to tell."""
+
+    limit: OrNull[Annotated[int, Field(ge=1, le=100)]] = 20
+    order: OrNull[Literal["asc", "desc"]] = "desc"
+    after: str | None = None
 
 
 class TokenizeRequest(Body):

@@ -1,0 +1,157 @@
+"""What a client can learn of a response that is kept, and of one that it has not asked for yet."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import ResponseItem
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from openai.types.responses.response_item_list import ResponseItemList
+from pydantic import TypeAdapter
+from serve_kit import Server, ended, started
+from small_model import learnable_model
+
+WEB = httpx.Client(timeout=60)
+ASKED: dict[str, Any] = {"model": "m", "max_output_tokens": 4, "temperature": 0}
+TOOL: dict[str, Any] = {
+    "type": "function", "name": "set", "strict": True,
+    "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}},
+                   "required": ["on"], "additionalProperties": False},
+}  # fmt: skip
+SAID: list[Any] = [
+    {"role": "developer", "content": "Be kind."},
+    {"role": "user", "content": [{"type": "input_text", "text": "a"},
+                                 {"type": "input_text", "text": "b"}]},
+    {"role": "assistant", "content": "I see."},
+    {"type": "function_call", "call_id": "c", "name": "set", "arguments": '{"on": true}'},
+    {"type": "function_call_output", "call_id": "c", "output": "done"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = learnable_model(tmp_path_factory.mktemp("kept"))
+    running = started(path, "-t", "1", "--parallel", "2")
+    yield running
+    assert ended(running) == 0
+
+
+def test_what_a_client_notes_on_a_response_is_given_back(server: Server) -> None:
+    noted, client = {"a": "b", "k" * 64: "v" * 512}, server.client
+    whole = client.responses.create(**ASKED, input="Hi", metadata=noted)
+    events = list(client.responses.create(**ASKED, input="Hi", metadata=noted, stream=True))
+    assert whole.metadata == noted == client.responses.retrieve(whole.id).metadata
+    assert all(e.response.metadata == noted for e in (events[0], events[-1]))
+    assert client.responses.create(**ASKED, input="Hi").metadata == {}
+    most = {str(i): "" for i in range(16)}
+    assert client.responses.create(**ASKED, input="Hi", metadata=most).metadata == most
+
+
+@pytest.mark.parametrize(
+    ("noted", "says"),
+    [
+        ({str(i): "" for i in range(17)}, "at most 16 items"),
+        ({"k" * 65: ""}, "at most 64 characters"),
+        ({"a": "v" * 513}, "at most 512 characters"),
+        ({"a": 1}, "metadata.a: Input should be a valid string"),
+        ([], "metadata: Input should be an object"),
+    ],
+)
+def test_notes_are_bounded_as_openai_has_it(server: Server, noted: Any, says: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.client.responses.create(**ASKED, input="Hi", metadata=noted)
+    assert says in refused.value.message and refused.value.param == "metadata"
+
+
+def shown(items: list[Any]) -> list[tuple[Any, ...]]:
+    """What matters of items."""
+    found: list[tuple[Any, ...]] = []
+    for i in items:
+        if i.type == "message":
+            found.append((i.role, "".join(p.text for p in i.content)))
+        elif i.type == "function_call":
+            found.append((i.name, i.call_id, json.loads(i.arguments)))
+        else:
+            found.append((i.call_id, i.output))
+    return found
+
+
+def test_the_items_that_a_response_has_read_are_told(server: Server) -> None:
+    """Those of the responses before it, too; in OpenAI's own types, which are held to strictly."""
+    client = server.client
+    first = client.responses.create(**ASKED, input=SAID, instructions="No item.")
+    then = client.responses.create(**ASKED, input="And?", previous_response_id=first.id)
+    told = [
+        ("developer", "Be kind."), ("user", "ab"), ("assistant", "I see."),
+        ("set", "c", {"on": True}), ("c", "done"),
+    ]  # fmt: skip
+    page = client.responses.input_items.list(first.id, order="asc")
+    assert shown(page.data) == told
+    more = [*told, ("assistant", first.output_text), ("user", "And?")]
+    assert shown(client.responses.input_items.list(then.id).data) == more[::-1]
+    raw = WEB.get(f"{server.url}/v1/responses/{then.id}/input_items").json()
+    TypeAdapter(ResponseItemList).validate_python({**raw, "data": []}, strict=True)
+    for item in raw["data"]:
+        TypeAdapter(ResponseItem).validate_json(json.dumps(item), strict=True)
+    assert len({item["id"] for item in raw["data"]}) == len(more)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_items_are_leafed_through(server: Server, order: Any) -> None:
+    many: list[Any] = [{"role": "user", "content": str(i)} for i in range(25)]
+    made = server.client.responses.create(**ASKED, input=many)
+    listing = server.client.responses.input_items.list
+    texts = [str(i) for i in range(25)][:: 1 if order == "asc" else -1]
+    for limit in (1, 7, 25, 100):
+        found = list(listing(made.id, order=order, limit=limit))
+        assert [i.content[0].text for i in found] == texts  # type: ignore[union-attr]
+    page = listing(made.id, order=order)
+    assert len(page.data) == 20 and page.has_more
+    end = listing(made.id, order=order, after=found[-1].id)
+    assert end.data == [] and not end.has_more
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nobody"}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            listing(made.id, extra_query=wrong)
+        assert refused.value.param == next(iter(wrong))
+
+
+def test_what_is_not_kept_has_no_items_and_what_is_over_cannot_be_cancelled(server: Server) -> None:
+    client = server.client
+    made = client.responses.create(**ASKED, input="Hi")
+    with pytest.raises(openai.BadRequestError, match="not made in the background"):
+        client.responses.cancel(made.id)
+    assert client.responses.retrieve(made.id).status == "incomplete"
+    client.responses.delete(made.id)
+    for ask in (client.responses.cancel, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError, match="no response"):
+            ask(made.id)
+
+
+def test_tokens_are_counted_as_they_are_used(server: Server) -> None:
+    client = server.client
+    first = client.responses.create(**ASKED, input="Hi")
+    asked: list[dict[str, Any]] = [
+        {"input": "Hi"}, {"input": SAID}, {"input": "Hi", "instructions": "Be kind."},
+        {"input": "Hi", "tools": [TOOL]}, {"input": "And?", "previous_response_id": first.id},
+        {"input": "Hi", "tools": [TOOL], "tool_choice": "none"},
+    ]  # fmt: skip
+    counts = []
+    for body in asked:
+        counted = client.responses.input_tokens.count(model="m", **body)
+        TypeAdapter(InputTokenCountResponse).validate_python(counted.to_dict(), strict=True)
+        usage = client.responses.create(**ASKED, **body).usage
+        assert usage is not None and counted.input_tokens == usage.input_tokens
+        counts.append(counted.input_tokens)
+    assert len(set(counts[:5])) == 5
+    before = client.responses.input_tokens.count(previous_response_id=first.id).input_tokens
+    assert counts[0] < before < counts[4]
+    for nothing in ({}, {"input": None}, {"input": []}):
+        with pytest.raises(openai.BadRequestError, match="expected a message") as refused:
+            client.responses.input_tokens.count(**nothing)  # type: ignore[arg-type]
+        assert refused.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.input_tokens.count(input="a b " * 100_000)
+    assert (refused.value.param, refused.value.code) == ("input", "context_length_exceeded")
