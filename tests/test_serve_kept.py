@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai.types.responses import ResponseItem
+from openai.types.responses import Response, ResponseItem
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import TypeAdapter
@@ -128,6 +128,38 @@ def test_what_is_not_kept_has_no_items_and_what_is_over_cannot_be_cancelled(serv
     for ask in (client.responses.cancel, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError, match="no response"):
             ask(made.id)
+
+
+def test_events_are_not_told_again(server: Server) -> None:
+    """The client took the whole response for a stream without events."""
+    made = server.client.responses.create(**ASKED, input="Hi")
+    with pytest.raises(openai.BadRequestError, match="no events") as refused:
+        list(server.client.responses.retrieve(made.id, stream=True))
+    assert refused.value.param == "stream"
+    assert server.client.responses.retrieve(made.id).output == made.output
+
+
+FORM: dict[str, Any] = {
+    "type": "json_schema", "name": "flag", "schema": TOOL["parameters"], "strict": True,
+    "description": "A switch.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [None, {"type": "text"}, {"type": "json_object"}, FORM])
+def test_a_response_says_how_it_was_asked_for(server: Server, form: Any) -> None:
+    text = {} if form is None else {"text": {"format": form}}
+    asked = {**ASKED, **text, "temperature": 0.5, "top_p": 0.25, "reasoning": {"effort": "low"}}
+    made = server.client.responses.create(**asked, input="Hi")
+    again = server.client.responses.retrieve(made.id)
+    for found in (made, again):
+        TypeAdapter(Response).validate_json(found.to_json(), strict=True)
+        assert (found.temperature, found.top_p, found.truncation) == (0.5, 0.25, "disabled")
+        assert found.reasoning is not None and found.reasoning.effort == "low"
+        assert found.text is not None and found.text.to_dict() == {
+            "format": form or {"type": "text"}
+        }
+    plain = server.client.responses.create(model="m", input="Hi", max_output_tokens=1)
+    assert (plain.temperature, plain.top_p, plain.reasoning) == (None, None, None)
 
 
 def test_tokens_are_counted_as_they_are_used(server: Server) -> None:

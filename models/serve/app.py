@@ -84,7 +84,11 @@ class Api:
         return await _whole(request, turn.asked, self.kept.whole(turn))
 
     async def response(self, request: Request) -> Response:
-        """GET /v1/responses/{id}: one that is kept."""
+        """GET /v1/responses/{id}: one that is kept. Its events are not, and a client that wants
+        them would take a reply without any for an empty stream."""
+        if request.query_params.get("stream") == "true":
+            message = "stream: there are no events of a response not made in the background"
+            raise Refused(message, param="stream")
         found = self.kept.conversations.find(request.path_params["id"])
         return Response(found.response, media_type="application/json")
 

@@ -113,6 +113,8 @@ class TextFormat(Body):
     type: OrNull[Literal["text", "json_object", "json_schema"]] = "text"
     name: OrNull[Annotated[str, Field(max_length=256)]] = "answer"
     schema_: Annotated[OrNull[dict[str, Any]], Field(alias="schema")] = Field(default_factory=dict)
+    description: LongText | None = None
+    strict: bool | None = None
 
 
 class Reasoning(Body):

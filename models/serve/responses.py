@@ -252,7 +252,7 @@ def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, A
     """The response around its items, or around none yet."""
     body, asked = turn.body, turn.asked
     status = {None: "in_progress", "length": "incomplete"}.get(a.finish, "completed")
-    choice = body.tool_choice or "auto"
+    choice, form = body.tool_choice or "auto", body.text.format
     return {
         "id": turn.id,
         "object": "response",
@@ -267,9 +267,16 @@ def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, A
         "max_output_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort} if body.reasoning else None,
         "store": body.store is not False,
+        "temperature": body.temperature,
+        "text": {
+            "format": {"type": form.type, **form.model_dump(by_alias=True, exclude_unset=True)}
+        },
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [t.model_dump(exclude_none=True) for t in body.tools or ()],
+        "top_p": body.top_p,
+        "truncation": "disabled",
         "usage": None if a.finish is None else _usage(asked, a),
     }
 
