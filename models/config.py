@@ -130,6 +130,7 @@ class DecoderConfig:
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
     feeding_layers: tuple[bool, ...] = ()  # layers with a feed-forward in its place
     multipliers: tuple[float, ...] = ()  # of what products give, where a family has such
+    exact_gelu: bool = False  # in place of its tanh form
     num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width

@@ -1,0 +1,85 @@
+"""Options of configs that no golden folder has, held against logits that transformers made.
+
+Each case is a golden folder with other keys, and with tensors drawn here where the option needs
+some; `options.npz` has, by the case's name, the last rows of its logits by transformers 5.24 in
+float32, whose attention is "eager".
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_models_golden import GOLDEN, run_all, spread_error
+from test_models_unsaid import folder
+
+from ggraph.errors import ModelError
+from ggraph.tensor import Array
+from models.registry import open_model
+from models.run.convert import model_to_gguf
+
+EXPECTED = GOLDEN / "options.npz"
+ROWS = 8  # at the end of the text
+NEAR = 2e-5  # of the row's spread: an exact GELU differs by 2e-4
+Held = dict[str, Array]
+
+
+def as_they_are(tensors: Held, rng: np.random.Generator) -> Held:
+    """No change."""
+    return tensors
+
+
+Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
+BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
+CASES: dict[str, Case] = {
+    "gpt2_exact": ("tiny2/gpt2", {"activation_function": "gelu"}, as_they_are),
+    "gpt2_by_layer": ("tiny2/gpt2", BY_LAYER, as_they_are),
+    "gpt2_undivided": ("tiny2/gpt2", {"scale_attn_weights": False}, as_they_are),
+    "gpt2_undivided_by_layer": (
+        "tiny2/gpt2", {"scale_attn_weights": False, **BY_LAYER}, as_they_are,
+    ),
+}  # fmt: skip
+UNTOLD = {"gpt2_exact": "GELU is exact"}  # by GGUF
+
+
+def made(case: str, out: Path) -> Path:
+    """The case's folder."""
+    name, changes, change = CASES[case]
+    hf = folder(name, out, changes)
+    tensors = load_file(hf / "model.safetensors")
+    save_file(change(tensors, np.random.default_rng(7)), hf / "model.safetensors")
+    return hf
+
+
+def error(path: Path, case: str) -> float:
+    """Of the last rows of its logits."""
+    ids = np.load(GOLDEN / CASES[case][0] / "expected.npz")["ids"].tolist()
+    with np.load(EXPECTED) as expected:
+        return spread_error(run_all(path, ids)["logits"][-ROWS:], expected[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_has_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
+    hf = made(case, tmp_path / "hf")
+    assert error(hf, case) < NEAR
+    if case in UNTOLD:
+        with pytest.raises(ModelError, match=f"GGUF cannot say that {UNTOLD[case]}"):
+            model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+    else:
+        model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+        assert error(tmp_path / "m.gguf", case) < NEAR
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_changes_the_logits(case: str) -> None:
+    """Else its vectors would say nothing."""
+    plain = np.load(GOLDEN / CASES[case][0] / "expected.npz")["logits"][-ROWS:]
+    with np.load(EXPECTED) as expected:
+        assert spread_error(expected[case], plain) > 5 * NEAR
+
+
+def test_every_case_has_its_vectors() -> None:
+    with np.load(EXPECTED) as expected:
+        assert sorted(expected) == sorted(CASES)
