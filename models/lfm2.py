@@ -33,12 +33,16 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 def _convolution(s: Step, x: Tensor, i: int) -> Tensor:
-    """out(c * conv(b * v)), where b, c, v = in(x): [T, E] -> [T, E]."""
+    """out(c * conv(b * v)), where b, c, v = in(x): [T, E] -> [T, E]. A bias of the convolution's
+    channels is added behind it."""
     e, name = s.config.hidden_size, f"blk.{i}.shortconv"
     three = blocks.linear(s, x, f"{name}.in_proj", 3 * e)  # [T, 3E]
     b, c, v = (ops.columns(three, j * e, e) for j in range(3))
     w = s.w(f"{name}.conv.weight", s.config.conv_l_cache, e)
-    mixed = s.asked(c * convolved(s, b * v, i, w), i)
+    held = convolved(s, b * v, i, w)
+    if s.has(f"{name}.conv.bias"):
+        held = held + s.w(f"{name}.conv.bias", e)
+    mixed = s.asked(c * held, i)
     return blocks.linear(s, mixed, f"{name}.out_proj", e)
 
 
@@ -70,7 +74,9 @@ def load(tensors: Tensors, c: DecoderConfig, names: tuple[str, str] = FINAL) -> 
 
 
 def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """The other way."""
+    """The other way. ModelError for biases, which llama.cpp's files of this family have not."""
+    if any(".shortconv." in n and n.endswith(".bias") for n in tensors):
+        raise ModelError(f"{c.architecture}: GGUF cannot say that convolutions have biases")
     return load(tensors, c, FINAL[::-1])
 
 

@@ -31,6 +31,15 @@ def as_they_are(tensors: Held, rng: np.random.Generator) -> Held:
     return tensors
 
 
+def with_biases(tensors: Held, rng: np.random.Generator) -> Held:
+    """Biases of short convolutions and of the products around them."""
+    found = dict(tensors)
+    for name in [n for n in tensors if ".conv." in n]:
+        bias = rng.standard_normal(len(tensors[name])) / 2
+        found[name.replace(".weight", ".bias")] = bias.astype(np.float16)
+    return found
+
+
 Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
 BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 CASES: dict[str, Case] = {
@@ -40,8 +49,13 @@ CASES: dict[str, Case] = {
     "gpt2_undivided_by_layer": (
         "tiny2/gpt2", {"scale_attn_weights": False, **BY_LAYER}, as_they_are,
     ),
+    "lfm2_biases": ("tiny2/lfm2", {"conv_bias": True}, with_biases),
+    "lfm2_moe_biases": ("tiny2/lfm2_moe", {"conv_bias": True}, with_biases),
 }  # fmt: skip
-UNTOLD = {"gpt2_exact": "GELU is exact"}  # by GGUF
+BIASES = "convolutions have biases"
+UNTOLD = {  # by GGUF
+    "gpt2_exact": "GELU is exact", "lfm2_biases": BIASES, "lfm2_moe_biases": BIASES,
+}  # fmt: skip
 
 
 def made(case: str, out: Path) -> Path:
