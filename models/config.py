@@ -107,6 +107,7 @@ class DecoderConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
+    moe_latent_size: int = 0  # of the rows that experts take and make; 0: hidden_size
     norm_topk_prob: bool = True
     # experts beyond Qwen3's
     expert_gating_func: int = 0  # SOFT_MAX if not told
@@ -242,6 +243,7 @@ SCALARS = (
     Scalar("num_experts", ("num_experts", "num_local_experts", "n_routed_experts"), "expert_count"),
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
+    Scalar("moe_latent_size", ("moe_latent_size",), "moe_latent_size"),
     Scalar("expert_gating_func", (), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
     Scalar(

@@ -1,5 +1,6 @@
 """Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention that does not turn, and a
-feed-forward, which may be a mixture; units are squares of what is above 0, without gates.
+feed-forward, which may be a mixture, perhaps of experts that take and make smaller rows; units are
+squares of what is above 0, without gates.
 
 Time steps go by `time_step_limit`, as in NVIDIA's own implementation and in llama.cpp; transformers
 5.24 raises them to `time_step_min`, which tells how their bias is drawn before a training.
@@ -92,7 +93,9 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         found["intermediate_size"] = k.integer("moe_intermediate_size")
         found["shared_expert_intermediate_size"] = k.integer("moe_shared_expert_intermediate_size")
     else:
-        found |= dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"))
+        found |= dict.fromkeys(
+            ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size")
+        )
     return found
 
 
@@ -137,6 +140,7 @@ NEMOTRON_H = Architecture(
         **{f"mixer.{p}_proj": f"attn_{p}" for p in "qkv"},
         **{f"mixer.{p}_proj": f"ffn_{p}" for p in ("up", "down")},
         **{f"mixer.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("up", "down")},
+        "mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up",
     },
     top_names={
         f"{top}.{name}.weight": inside for top in ("model", "backbone")
@@ -144,7 +148,7 @@ NEMOTRON_H = Architecture(
     },
     fixed={
         "mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish"), "n_group": (1,),
-        "time_step_limit": mamba2.UNLIMITED, "moe_latent_size": (), "sliding_window": (),
+        "time_step_limit": mamba2.UNLIMITED, "sliding_window": (),
     },
     hf_defaults={
         "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "n_groups": 8, "conv_kernel": 4,

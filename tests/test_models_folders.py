@@ -207,7 +207,6 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron_h", {"layers_block_type": 3}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["mamba", "moe", "sliding_attention"]}),
-        ("tiny2/nemotron_h_moe", {"moe_latent_size": 32}),
         ("tiny2/nemotron_h_moe", {"n_group": 2}),
     ],
 )  # fmt: skip

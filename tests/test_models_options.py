@@ -40,6 +40,24 @@ def with_biases(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+LATENT = 24
+
+
+def through_latents(tensors: Held, rng: np.random.Generator) -> Held:
+    """The experts' first features alone, between two products."""
+    found = dict(tensors)
+    for name, t in tensors.items():
+        if name.endswith("mixer.gate.weight"):
+            wide, lead = t.shape[1], name.removesuffix("gate.weight")
+            for part, shape in (("fc1", (LATENT, wide)), ("fc2", (wide, LATENT))):
+                drawn = rng.standard_normal(shape) / 4
+                found[f"{lead}{part}_latent_proj.weight"] = drawn.astype(np.float16)
+        elif ".experts." in name:
+            cut = t[..., :LATENT] if "up_proj" in name else t[..., :LATENT, :]
+            found[name] = np.ascontiguousarray(cut)
+    return found
+
+
 Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
 BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 CASES: dict[str, Case] = {
@@ -51,6 +69,7 @@ CASES: dict[str, Case] = {
     ),
     "lfm2_biases": ("tiny2/lfm2", {"conv_bias": True}, with_biases),
     "lfm2_moe_biases": ("tiny2/lfm2_moe", {"conv_bias": True}, with_biases),
+    "nemotron_latent": ("tiny2/nemotron_h_moe", {"moe_latent_size": LATENT}, through_latents),
 }  # fmt: skip
 BIASES = "convolutions have biases"
 UNTOLD = {  # by GGUF
