@@ -150,7 +150,9 @@ DEEPSEEK2 = Architecture(
     gguf_defaults={"expert_weights_norm": False},
     hf_defaults={
         "rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
-        "num_experts_per_tok": 4,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "max_position_embeddings": 202752,
+        "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
     },
     fixed={"hidden_act": SWIGLU["hidden_act"], "n_group": (1,), "rope_interleave": (True,)},
     translate=translate, complete=complete, load=load, store=store, keys=keys,

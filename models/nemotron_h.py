@@ -63,6 +63,7 @@ def _square(x: Tensor) -> Tensor:
 def _kinds(k: Keys) -> list[str]:
     """What each layer is. A file tells one width of feed-forwards, so that they are of one kind."""
     found, letters = k.get("layers_block_type"), k.get("hybrid_override_pattern")
+    found = found or k.get("layer_types")
     if not found and isinstance(letters, str):
         found = [KINDS.get(letter, letter) for letter in letters]
     known = (*KINDS.values(), *OLDER)
@@ -154,6 +155,7 @@ NEMOTRON_H = Architecture(
         "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "n_groups": 8, "conv_kernel": 4,
         "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64,
         "norm_topk_prob": True, "num_key_value_heads": 8, "num_experts_per_tok": 2,
+        "max_position_embeddings": 4096,
     },
 )  # fmt: skip
 NEMOTRON_H_MOE = replace(

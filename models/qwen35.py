@@ -194,9 +194,13 @@ QWEN35 = Architecture(
     "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
     complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
     fixed={"hidden_act": SWIGLU["hidden_act"]}, translate=translate,
-    hf_defaults={"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4},
+    hf_defaults={
+        "partial_rotary_factor": 0.25, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 32768, "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32,
+    },
 )  # fmt: skip
 QWEN35_MOE = replace(
     QWEN35, name="qwen35moe", hf=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-    hf_defaults={**QWEN35.hf_defaults, "num_experts_per_tok": 8},
+    hf_defaults={**QWEN35.hf_defaults, "num_experts_per_tok": 8, "num_key_value_heads": 2},
 )  # fmt: skip
