@@ -130,9 +130,9 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
 
 
-def norm(s: Step, x: Tensor, name: str) -> Tensor:
-    """RMS norm over the last axis, times the weight `{name}.weight`."""
-    even = ops.rms_norm(x, eps=s.config.rms_norm_eps, name=f"{name}.rms")
+def norm(s: Step, x: Tensor, name: str, eps: float = 0.0) -> Tensor:
+    """RMS norm over the last axis, times the weight `{name}.weight`; `eps` 0: the config's."""
+    even = ops.rms_norm(x, eps=eps or s.config.rms_norm_eps, name=f"{name}.rms")
     return ops.mul(even, s.w(f"{name}.weight", x.shape[-1]), name=name)
 
 

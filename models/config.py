@@ -149,6 +149,7 @@ class DecoderConfig:
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     v_head_dim: int = 0
+    latent_norm_eps: float = 0.0  # of the norms of small vectors; 0: rms_norm_eps
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
@@ -165,6 +166,8 @@ class DecoderConfig:
             raise ModelError(f"{self.architecture}: expert_gating_func = {self.expert_gating_func}")
         if not self.logits_scaling > 0:
             raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
+        if not 0 <= self.latent_norm_eps < 1:
+            raise ModelError(f"{self.architecture}: latent_norm_eps = {self.latent_norm_eps}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
 

@@ -33,6 +33,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return blocks.fed_forward(s, s.asked(x, i) + mixed, i)
 
 
+EPSILON = 1e-6  # of latent norms in folders
 DENSE = "first_k_dense_replace"  # so many layers at the start
 
 
@@ -50,7 +51,8 @@ def sizes_of(c: DecoderConfig) -> Latent:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sizes under their usual names."""
+    """Sizes under their usual names, and the epsilon of the latent norms, which transformers' class
+    takes from no key. llama.cpp gives them the other norms', as GGUF files are read."""
     k = Keys(values, "config.json")
     rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
     width = max(rotated + plain, 1)
@@ -60,7 +62,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         **without_window(values), DENSE: dense_layers(k),
         "head_dim": width, "rope_parameters": rope,
         "num_key_value_heads": values.get("num_attention_heads"),
-        "attention_multiplier": latent.scale_of(k, width),
+        "attention_multiplier": latent.scale_of(k, width), "latent_norm_eps": EPSILON,
         "shared_expert_intermediate_size":
             k.integer("n_shared_experts", 1) * k.integer("moe_intermediate_size"),
     }  # fmt: skip
