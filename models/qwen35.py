@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, Tensor, ops
+from ggraph import Array, Graph, ModelError, Tensor, ops
 
 from . import blocks, gemma2
 from .architecture import SWIGLU, Architecture, Tensors, changed
@@ -95,10 +95,15 @@ def _each(x: Tensor, times: int) -> Tensor:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Which layers have attention, where the config lists none: every so-manieth."""
+    """Which layers have attention, where the config lists none: every so-manieth. ModelError for
+    values of another width than keys."""
+    k, key, value = Keys(values, "config.json"), "linear_key_head_dim", "linear_value_head_dim"
+    if k.has(value) and k.has(key) and k.integer(value) != k.integer(key):
+        raise ModelError(
+            f"config.json: {value} = {k.integer(value)}: expected {key}, {k.integer(key)}"
+        )
     if values.get("layer_types"):
         return values
-    k = Keys(values, "config.json")
     period = k.integer("full_attention_interval", PERIOD)
     linear = every(period, k.integer("num_hidden_layers"))
     return {**values, "layer_types": [f"{('full', 'linear')[t]}_attention" for t in linear]}
