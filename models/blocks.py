@@ -130,9 +130,9 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
 
 
-def norm(s: Step, x: Tensor, name: str) -> Tensor:
-    """RMS norm over the last axis, times the weight `{name}.weight`."""
-    even = ops.rms_norm(x, eps=s.config.rms_norm_eps, name=f"{name}.rms")
+def norm(s: Step, x: Tensor, name: str, eps: float = 0.0) -> Tensor:
+    """RMS norm over the last axis, times the weight `{name}.weight`; `eps` 0: the config's."""
+    even = ops.rms_norm(x, eps=eps or s.config.rms_norm_eps, name=f"{name}.rms")
     return ops.mul(even, s.w(f"{name}.weight", x.shape[-1]), name=name)
 
 
@@ -176,20 +176,12 @@ def rotate(s: Step, x: Tensor, rope: Rope, name: str, positions: Tensor | None =
     elif rope.factors and s.has(rope.factors):
         factors = s.w(rope.factors, rope.n_rot // 2)
     return ops.rope(
-        x,
-        s.positions if positions is None else positions,
-        factors,
-        n_rot=rope.n_rot,
-        mode=rope.mode,
-        freq_base=rope.freq_base,
-        freq_scale=rope.freq_scale,
-        ext_factor=rope.ext_factor,
-        attn_factor=rope.attn_factor,
-        beta_fast=rope.beta_fast,
-        beta_slow=rope.beta_slow,
-        n_ctx_orig=rope.n_ctx_orig,
-        name=name,
-    )
+        x, s.positions if positions is None else positions, factors, name=name,
+        n_rot=rope.n_rot, mode=rope.mode, n_ctx_orig=rope.n_ctx_orig,
+        freq_base=rope.freq_base, freq_scale=rope.freq_scale,
+        ext_factor=rope.ext_factor, attn_factor=rope.attn_factor,
+        beta_fast=rope.beta_fast, beta_slow=rope.beta_slow,
+    )  # fmt: skip
 
 
 def cached(s: Step, rows: Tensor, name: str) -> Tensor:
@@ -321,10 +313,13 @@ def experts(
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
 
     Experts are as good as their soft_max chance or their sigmoid, and as `exp_probs_b` says beside
-    it, where the checkpoint has it: that chooses but does not weigh.
+    it, where the checkpoint has it: that chooses but does not weigh. Where a latent size is told,
+    experts take and make rows of that size, between two products.
     """
     c, blk = s.config, f"blk.{i}"
-    n, f, e, u = c.num_experts, c.moe_intermediate_size, c.hidden_size, c.num_experts_per_tok
+    n, f, u = c.num_experts, c.moe_intermediate_size, c.num_experts_per_tok
+    latent = c.moe_latent_size
+    e = latent or c.hidden_size
     logits = linear(s, x, f"{blk}.ffn_gate_inp", n)  # [T, X]
     chance = ops.sigmoid if c.expert_gating_func == SIGMOID else ops.soft_max
     worth = chances = chance(logits, name=f"{blk}.moe_probs")
@@ -333,11 +328,13 @@ def experts(
     chosen = ops.top_k(worth, u, name=f"{blk}.moe_ids")  # [T, U]
     factor, even = c.routed_scaling_factor, c.norm_topk_prob
     share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")
-    wide = x.reshape(x.shape[0], 1, e)
+    seen = linear(s, x, f"{blk}.ffn_latent_down", e) if latent else x
+    wide = seen.reshape(x.shape[0], 1, e)
     parts = ("gate", "up") if gated else ("up",)
     taken = [expert(s, wide, chosen, f"{blk}.ffn_{part}_exps", f) for part in parts]  # [T, U, F]
     out = expert(s, unit(*taken), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
-    return ops.moe_mix(out, share, name=f"{blk}.moe_out")
+    mixed = ops.moe_mix(out, share, name=f"{blk}.moe_out")
+    return linear(s, mixed, f"{blk}.ffn_latent_up", c.hidden_size) if latent else mixed
 
 
 def expert(s: Step, x: Tensor, chosen: Tensor, name: str, width: int) -> Tensor:

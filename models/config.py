@@ -107,6 +107,7 @@ class DecoderConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
+    moe_latent_size: int = 0  # of the rows that experts take and make; 0: hidden_size
     norm_topk_prob: bool = True
     # experts beyond Qwen3's
     expert_gating_func: int = 0  # SOFT_MAX if not told
@@ -130,6 +131,7 @@ class DecoderConfig:
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
     feeding_layers: tuple[bool, ...] = ()  # layers with a feed-forward in its place
     multipliers: tuple[float, ...] = ()  # of what products give, where a family has such
+    exact_gelu: bool = False  # in place of its tanh form
     num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
@@ -147,6 +149,7 @@ class DecoderConfig:
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     v_head_dim: int = 0
+    latent_norm_eps: float = 0.0  # of the norms of small vectors; 0: rms_norm_eps
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
@@ -163,6 +166,8 @@ class DecoderConfig:
             raise ModelError(f"{self.architecture}: expert_gating_func = {self.expert_gating_func}")
         if not self.logits_scaling > 0:
             raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
+        if not 0 <= self.latent_norm_eps < 1:
+            raise ModelError(f"{self.architecture}: latent_norm_eps = {self.latent_norm_eps}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
 
@@ -241,6 +246,7 @@ SCALARS = (
     Scalar("num_experts", ("num_experts", "num_local_experts", "n_routed_experts"), "expert_count"),
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
+    Scalar("moe_latent_size", ("moe_latent_size",), "moe_latent_size"),
     Scalar("expert_gating_func", (), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
     Scalar(

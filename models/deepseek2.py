@@ -33,6 +33,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return blocks.fed_forward(s, s.asked(x, i) + mixed, i)
 
 
+EPSILON = 1e-6  # of latent norms in folders
 DENSE = "first_k_dense_replace"  # so many layers at the start
 
 
@@ -50,7 +51,8 @@ def sizes_of(c: DecoderConfig) -> Latent:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sizes under their usual names."""
+    """Sizes under their usual names, and the epsilon of the latent norms, which transformers' class
+    takes from no key. llama.cpp gives them the other norms', as GGUF files are read."""
     k = Keys(values, "config.json")
     rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
     width = max(rotated + plain, 1)
@@ -60,7 +62,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         **without_window(values), DENSE: dense_layers(k),
         "head_dim": width, "rope_parameters": rope,
         "num_key_value_heads": values.get("num_attention_heads"),
-        "attention_multiplier": latent.scale_of(k, width),
+        "attention_multiplier": latent.scale_of(k, width), "latent_norm_eps": EPSILON,
         "shared_expert_intermediate_size":
             k.integer("n_shared_experts", 1) * k.integer("moe_intermediate_size"),
     }  # fmt: skip
@@ -150,7 +152,9 @@ DEEPSEEK2 = Architecture(
     gguf_defaults={"expert_weights_norm": False},
     hf_defaults={
         "rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
-        "num_experts_per_tok": 4,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "max_position_embeddings": 202752,
+        "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
     },
     fixed={"hidden_act": SWIGLU["hidden_act"], "n_group": (1,), "rope_interleave": (True,)},
     translate=translate, complete=complete, load=load, store=store, keys=keys,

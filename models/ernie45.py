@@ -53,7 +53,10 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 ERNIE45 = Architecture(
     "ernie4_5", build, ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), "normal", fixed=SWIGLU,
     complete=pairing_neighbours,
-    hf_defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128},
+    hf_defaults={
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128, "num_key_value_heads": 2,
+        "max_position_embeddings": 131072,
+    },
 )  # fmt: skip
 ERNIE45_MOE = Architecture(
     "ernie4_5-moe", build, ("Ernie4_5_MoeForCausalLM",), "normal", translate=translate,
@@ -61,7 +64,8 @@ ERNIE45_MOE = Architecture(
     fixed={**SWIGLU, "moe_layer_interval": (1,), "moe_norm_min": (1e-12,)},
     layer_names={**SHARED_NAMES, "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
     hf_defaults={
-        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "moe_k": 6,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "num_key_value_heads": 4,
+        "max_position_embeddings": 131072, "moe_k": 6,
         "moe_num_shared_experts": 2, "moe_intermediate_size": 1536, "moe_layer_start_index": 1,
     },
 )  # fmt: skip

@@ -54,5 +54,5 @@ EXAONE4 = Architecture(
     "exaone4", build, ("Exaone4ForCausalLM",), translate=translate, complete=complete, keys=keys,
     fixed=SWIGLU, layer_names=olmo2.OLMO2.layer_names,
     gguf_defaults={"attention.sliding_window_pattern": PERIOD},
-    hf_defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
+    hf_defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "num_key_value_heads": 32},
 )  # fmt: skip

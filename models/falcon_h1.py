@@ -137,7 +137,8 @@ FALCON_H1 = Architecture(
     },
     top_names={"model.final_layernorm.weight": "output_norm.weight"},
     hf_defaults={
-        "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "mamba_d_ssm": 1024, "mamba_n_heads": 128,
+        "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+        "mamba_d_ssm": 1024, "mamba_n_heads": 128,
         "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "lm_head_multiplier": 1.0,
     },
 )  # fmt: skip

@@ -124,7 +124,8 @@ def own_keys(c: DecoderConfig) -> Mapping[str, Any]:
 GEMMA2 = Architecture(
     "gemma2", build, ("Gemma2ForCausalLM",), layer_names=NAMES, gguf_defaults=DEFAULTS, fixed=FIXED,
     hf_defaults={
-        "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096,
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     },
     translate=translate, complete=complete, sanitize=sanitize, store=store, keys=own_keys,

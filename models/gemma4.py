@@ -20,9 +20,11 @@ from . import blocks, gemma2
 from .architecture import Architecture, Tensors, changed, halves
 from .blocks import Step
 from .config import DecoderConfig, Keys
+from .gguf_config import every
 from .hf_config import rope_kind, scaling_of
 
 KV = "num_key_value_heads"
+WIDE, PERIOD = 512, 6  # numbers of a full layer's head and which layers those are, where not told
 BOTH = "gate_up_exps.weight"  # of experts
 Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
 
@@ -144,11 +146,22 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if any(set(v) - {"head_dim", KV} for v in told):
         raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim and {KV} are known")
     small, few = values.get("head_dim"), values.get(KV)
-    wide = values.get("global_head_dim") or next((v.get("head_dim", small) for v in told), small)
+    wide = next((v.get("head_dim", small) for v in told), small)
+    if not k.has("per_layer_config"):
+        wide = values.get("global_head_dim") or WIDE
     older = values.get("num_global_key_value_heads") if k.flag("attention_k_eq_v") else None
     full = next((v.get(KV) for v in told), older)
-    found = {**values, "head_dim": wide, "window_head_dim": small, **mixture(k)}
+    found = {**values, "head_dim": wide, "window_head_dim": small, **mixture(k), **kinds(k)}
     return found if full in (None, few) else {**found, KV: full, "window_kv_heads": few}
+
+
+def kinds(k: Keys) -> Mapping[str, Any]:
+    """Which layers slide: as listed, or all but every so-manieth; the last never does."""
+    listed = k.get("layer_types")
+    if not listed:
+        slides = every(PERIOD, k.integer("num_hidden_layers"))
+        listed = [f"{('full', 'sliding')[slid]}_attention" for slid in slides]
+    return {"layer_types": [*listed[:-1], "full_attention"] if isinstance(listed, list) else listed}
 
 
 def mixture(k: Keys) -> Mapping[str, Any]:
@@ -247,7 +260,8 @@ GEMMA4 = Architecture(
         "use_bidirectional_attention": (False, "vision"),
     },
     hf_defaults={
-        "head_dim": 256, "sliding_window": 512, "hidden_size_per_layer_input": 256,
+        "head_dim": 256, KV: 4, "max_position_embeddings": 131072, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
         "rope_parameters": {
             "sliding_attention": {"rope_theta": 10000.0},
             "full_attention": {

@@ -25,5 +25,8 @@ GLM4 = Architecture(
     },
     fused={"ffn_up": ("ffn_gate", "ffn_up")},
     fixed={"hidden_act": SWIGLU["hidden_act"]},
-    hf_defaults={"rms_norm_eps": 1.5625e-7, "head_dim": 128, "partial_rotary_factor": 0.5},
+    hf_defaults={
+        "rms_norm_eps": 1.5625e-7, "head_dim": 128, "partial_rotary_factor": 0.5,
+        "num_key_value_heads": 2, "max_position_embeddings": 131072,
+    },
 )  # fmt: skip

@@ -61,6 +61,6 @@ GLM4_MOE = Architecture(
     hf_defaults={
         "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts_per_tok": 8,
         "n_shared_experts": 1, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
+        "norm_topk_prob": True, "num_key_value_heads": 8, "max_position_embeddings": 131072,
     },
 )  # fmt: skip

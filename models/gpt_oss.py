@@ -100,6 +100,7 @@ GPT_OSS = Architecture(
     fixed={**SWIGLU, "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
     hf_defaults={
         "rms_norm_eps": 1e-5, "head_dim": 64, "sliding_window": 128, "num_experts_per_tok": 4,
+        "num_key_value_heads": 8, "max_position_embeddings": 131072,
         "rope_theta": 150000.0, "rope_scaling": {
             "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
             "truncate": False,

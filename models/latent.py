@@ -76,9 +76,8 @@ def _queries(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
     """[T, H, N+R] of the rows that layer i is asked for, each head's last R features rotated."""
     rows, h, blk = x.shape[0], s.config.num_attention_heads, f"blk.{i}"
     if c.q_rank:
-        small = blocks.norm(
-            s, blocks.linear(s, x, f"{blk}.attn_q_a", c.q_rank), f"{blk}.attn_q_a_norm"
-        )
+        small = blocks.linear(s, x, f"{blk}.attn_q_a", c.q_rank)
+        small = blocks.norm(s, small, f"{blk}.attn_q_a_norm", s.config.latent_norm_eps)
         wide = blocks.linear(s, small, f"{blk}.attn_q_b", h * c.key)
     else:
         wide = blocks.linear(s, x, f"{blk}.attn_q", h * c.key)
@@ -92,7 +91,8 @@ def _keys_and_values(s: Step, x: Tensor, blk: str, c: Latent) -> tuple[Tensor, T
     """[T, H, N+R] and [T, H, V], grown from one latent vector per row."""
     rows, h = x.shape[0], s.config.num_attention_heads
     small = blocks.linear(s, x, f"{blk}.attn_kv_a_mqa", c.rank + c.rotated)
-    latent = blocks.norm(s, ops.columns(small, 0, c.rank), f"{blk}.attn_kv_a_norm")
+    latent = ops.columns(small, 0, c.rank)
+    latent = blocks.norm(s, latent, f"{blk}.attn_kv_a_norm", s.config.latent_norm_eps)
     shared = ops.columns(small, c.rank, c.rotated).reshape(rows, 1, c.rotated)
     shared = blocks.rotate(s, shared, s.config.rope, f"{blk}.k_rope")
     grown = blocks.linear(s, latent, f"{blk}.attn_kv_b", h * (c.plain + c.value))

@@ -33,24 +33,29 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 def _convolution(s: Step, x: Tensor, i: int) -> Tensor:
-    """out(c * conv(b * v)), where b, c, v = in(x): [T, E] -> [T, E]."""
+    """out(c * conv(b * v)), where b, c, v = in(x): [T, E] -> [T, E]. A bias of the convolution's
+    channels is added behind it."""
     e, name = s.config.hidden_size, f"blk.{i}.shortconv"
     three = blocks.linear(s, x, f"{name}.in_proj", 3 * e)  # [T, 3E]
     b, c, v = (ops.columns(three, j * e, e) for j in range(3))
     w = s.w(f"{name}.conv.weight", s.config.conv_l_cache, e)
-    mixed = s.asked(c * convolved(s, b * v, i, w), i)
+    held = convolved(s, b * v, i, w)
+    if s.has(f"{name}.conv.bias"):
+        held = held + s.w(f"{name}.conv.bias", e)
+    mixed = s.asked(c * held, i)
     return blocks.linear(s, mixed, f"{name}.out_proj", e)
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys under their usual names; older configs tell the feed-forward's width before it is cut
-    by a third and rounded up."""
+    by a third and, where a factor stands beside it, rounded up."""
     wide = values.get("block_ff_dim") or values.get("intermediate_size")
     if values.get("block_auto_adjust_ff_dim") and isinstance(wide, int):
         k = Keys(values, "config.json")
-        unit = max(k.integer("block_multiple_of", 256), 1)
-        cut = int(k.real("block_ffn_dim_multiplier", 1.0) * int(2 * wide / 3))
-        wide = -(-cut // unit) * unit
+        unit, factor = max(k.integer("block_multiple_of", 256), 1), "block_ffn_dim_multiplier"
+        wide = int(2 * wide / 3)
+        if values.get(factor, 1.0) is not None:
+            wide = -(-int(k.real(factor, 1.0) * wide) // unit) * unit
     kinds = values.get("layer_types")
     attending, layers = values.get("full_attn_idxs"), values.get("num_hidden_layers")
     if not kinds and isinstance(attending, list) and isinstance(layers, int):
@@ -70,7 +75,9 @@ def load(tensors: Tensors, c: DecoderConfig, names: tuple[str, str] = FINAL) -> 
 
 
 def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """The other way."""
+    """The other way. ModelError for biases, which llama.cpp's files of this family have not."""
+    if any(".shortconv." in n and n.endswith(".bias") for n in tensors):
+        raise ModelError(f"{c.architecture}: GGUF cannot say that convolutions have biases")
     return load(tensors, c, FINAL[::-1])
 
 
@@ -98,9 +105,13 @@ def keys_moe(c: DecoderConfig) -> Mapping[str, Any]:
     return {**keys(c), "leading_dense_block_count": c.first_k_dense_replace}
 
 
+UNSAID = {
+    "rope_theta": 1e6, "conv_L_cache": 3, "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+}  # fmt: skip
 LFM2 = Architecture(
     "lfm2", build, ("Lfm2ForCausalLM",), translate=translate, load=load, store=store, keys=keys,
-    fixed=SWIGLU, hf_defaults={"rope_theta": 1e6, "conv_L_cache": 3},
+    fixed=SWIGLU, hf_defaults={**UNSAID, "block_auto_adjust_ff_dim": True},
     layer_names={
         "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output",
         "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
@@ -114,7 +125,7 @@ LFM2_MOE = replace(
     LFM2, name="lfm2moe", hf=("Lfm2MoeForCausalLM",), complete=complete_moe, keys=keys_moe,
     fixed={**SWIGLU, "use_expert_bias": (True,)},
     hf_defaults={
-        **LFM2.hf_defaults, "num_dense_layers": 2, "num_experts_per_tok": 4, "norm_topk_prob": True,
+        **UNSAID, "num_dense_layers": 2, "num_experts_per_tok": 4, "norm_topk_prob": True,
     },
     layer_names={
         **LFM2.layer_names, "feed_forward.gate": "ffn_gate_inp",

@@ -40,10 +40,15 @@ LLAMA = Architecture(
 )  # fmt: skip
 MISTRAL = Architecture(
     "mistral", build, ("MistralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,
-    hf_defaults={"sliding_window": 4096},
+    hf_defaults={
+        "sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    },
 )  # fmt: skip
 MIXTRAL = Architecture(
     "mixtral", build, ("MixtralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,
     layer_names={"block_sparse_moe.gate": "ffn_gate_inp"}, complete=complete,
-    hf_defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2},
+    hf_defaults={
+        "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2,
+        "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    },
 )  # fmt: skip

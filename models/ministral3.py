@@ -13,7 +13,8 @@ from .hf_config import GROWTH, scaling_of
 from .llama import MISTRAL
 
 UNSAID = {
-    "rms_norm_eps": 1e-5, "head_dim": 128, "rope_theta": 1e6, "rope_scaling": {
+    "rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8,
+    "max_position_embeddings": 262144, "rope_theta": 1e6, "rope_scaling": {
         "rope_type": "yarn", "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 16384, GROWTH: 0.1,
     },

@@ -1,5 +1,6 @@
 """Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention that does not turn, and a
-feed-forward, which may be a mixture; units are squares of what is above 0, without gates.
+feed-forward, which may be a mixture, perhaps of experts that take and make smaller rows; units are
+squares of what is above 0, without gates.
 
 Time steps go by `time_step_limit`, as in NVIDIA's own implementation and in llama.cpp; transformers
 5.24 raises them to `time_step_min`, which tells how their bias is drawn before a training.
@@ -62,6 +63,7 @@ def _square(x: Tensor) -> Tensor:
 def _kinds(k: Keys) -> list[str]:
     """What each layer is. A file tells one width of feed-forwards, so that they are of one kind."""
     found, letters = k.get("layers_block_type"), k.get("hybrid_override_pattern")
+    found = found or k.get("layer_types")
     if not found and isinstance(letters, str):
         found = [KINDS.get(letter, letter) for letter in letters]
     known = (*KINDS.values(), *OLDER)
@@ -92,7 +94,9 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         found["intermediate_size"] = k.integer("moe_intermediate_size")
         found["shared_expert_intermediate_size"] = k.integer("moe_shared_expert_intermediate_size")
     else:
-        found |= dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"))
+        found |= dict.fromkeys(
+            ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size")
+        )
     return found
 
 
@@ -137,6 +141,7 @@ NEMOTRON_H = Architecture(
         **{f"mixer.{p}_proj": f"attn_{p}" for p in "qkv"},
         **{f"mixer.{p}_proj": f"ffn_{p}" for p in ("up", "down")},
         **{f"mixer.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("up", "down")},
+        "mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up",
     },
     top_names={
         f"{top}.{name}.weight": inside for top in ("model", "backbone")
@@ -144,12 +149,13 @@ NEMOTRON_H = Architecture(
     },
     fixed={
         "mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish"), "n_group": (1,),
-        "time_step_limit": mamba2.UNLIMITED, "moe_latent_size": (), "sliding_window": (),
+        "time_step_limit": mamba2.UNLIMITED, "sliding_window": (),
     },
     hf_defaults={
         "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "n_groups": 8, "conv_kernel": 4,
         "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64,
         "norm_topk_prob": True, "num_key_value_heads": 8, "num_experts_per_tok": 2,
+        "max_position_embeddings": 4096,
     },
 )  # fmt: skip
 NEMOTRON_H_MOE = replace(

@@ -11,7 +11,7 @@ PHI3 = Architecture(
     build,
     ("Phi3ForCausalLM",),
     layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
-    hf_defaults={"rms_norm_eps": 1e-5},
+    hf_defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
     fixed={"hidden_act": SWIGLU["hidden_act"]},
     fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
 )

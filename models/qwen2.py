@@ -28,5 +28,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 QWEN2 = Architecture(
     "qwen2", build, ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate,
-    hf_defaults={"sliding_window": 4096},
+    hf_defaults={
+        "sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768,
+    },
 )  # fmt: skip

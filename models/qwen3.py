@@ -21,4 +21,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return blocks.fed_forward(s, blocks.attended(s, x, i, qk_norm="head"), i)
 
 
-QWEN3 = replace(qwen2.QWEN2, name="qwen3", build=build, hf=("Qwen3ForCausalLM",))
+QWEN3 = replace(
+    qwen2.QWEN2, name="qwen3", build=build, hf=("Qwen3ForCausalLM",),
+    hf_defaults={**qwen2.QWEN2.hf_defaults, "head_dim": 128},
+)  # fmt: skip

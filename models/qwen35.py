@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, Tensor, ops
+from ggraph import Array, Graph, ModelError, Tensor, ops
 
 from . import blocks, gemma2
 from .architecture import SWIGLU, Architecture, Tensors, changed
@@ -95,10 +95,15 @@ def _each(x: Tensor, times: int) -> Tensor:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Which layers have attention, where the config lists none: every so-manieth."""
+    """Which layers have attention, where the config lists none: every so-manieth. ModelError for
+    values of another width than keys."""
+    k, key, value = Keys(values, "config.json"), "linear_key_head_dim", "linear_value_head_dim"
+    if k.has(value) and k.has(key) and k.integer(value) != k.integer(key):
+        raise ModelError(
+            f"config.json: {value} = {k.integer(value)}: expected {key}, {k.integer(key)}"
+        )
     if values.get("layer_types"):
         return values
-    k = Keys(values, "config.json")
     period = k.integer("full_attention_interval", PERIOD)
     linear = every(period, k.integer("num_hidden_layers"))
     return {**values, "layer_types": [f"{('full', 'linear')[t]}_attention" for t in linear]}
@@ -194,9 +199,13 @@ QWEN35 = Architecture(
     "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
     complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
     fixed={"hidden_act": SWIGLU["hidden_act"]}, translate=translate,
-    hf_defaults={"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4},
+    hf_defaults={
+        "partial_rotary_factor": 0.25, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 32768, "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32,
+    },
 )  # fmt: skip
 QWEN35_MOE = replace(
     QWEN35, name="qwen35moe", hf=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-    hf_defaults={**QWEN35.hf_defaults, "num_experts_per_tok": 8},
+    hf_defaults={**QWEN35.hf_defaults, "num_experts_per_tok": 8, "num_key_value_heads": 2},
 )  # fmt: skip

@@ -18,5 +18,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 QWEN3_MOE = Architecture(
     "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=translate,
-    hf_defaults={"num_experts_per_tok": 8, "sliding_window": 4096},
+    hf_defaults={
+        "num_experts_per_tok": 8, "sliding_window": 4096, "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
 )  # fmt: skip

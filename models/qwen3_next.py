@@ -99,6 +99,6 @@ QWEN3_NEXT = replace(
     fixed={**qwen35.QWEN35.fixed, "norm_topk_prob": (True,)},
     gguf_defaults={"full_attention_interval": qwen35.PERIOD},
     hf_defaults={
-        **qwen35.QWEN35.hf_defaults, "num_experts_per_tok": 10, "num_nextn_predict_layers": 1,
+        **qwen35.QWEN35_MOE.hf_defaults, "num_experts_per_tok": 10, "num_nextn_predict_layers": 1,
     },
 )  # fmt: skip

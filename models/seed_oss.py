@@ -22,6 +22,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 SEED_OSS = Architecture(
-    "seed_oss", build, ("SeedOssForCausalLM",), fixed=SWIGLU, hf_defaults={"head_dim": 128},
+    "seed_oss", build, ("SeedOssForCausalLM",), fixed=SWIGLU,
+    hf_defaults={"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 524288},
     layer_names={"post_attention_layernorm": "post_attention_norm"},
 )  # fmt: skip

@@ -44,5 +44,6 @@ def keys(c: DecoderConfig) -> dict[str, object]:
 
 SMOLLM3 = Architecture(
     "smollm3", build, ("SmolLM3ForCausalLM",), "normal", translate=translate, complete=complete,
-    keys=keys, fixed=SWIGLU, hf_defaults={"rope_theta": 2e6},
+    keys=keys, fixed=SWIGLU,
+    hf_defaults={"rope_theta": 2e6, "num_key_value_heads": 4, "max_position_embeddings": 32768},
 )  # fmt: skip

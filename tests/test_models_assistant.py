@@ -35,6 +35,7 @@ from models.run.load import open_session
 GOLDEN = Path(__file__).parent / "golden"
 TARGET, ASSISTANT = GOLDEN / "tiny2" / "gemma4_text", GOLDEN / "gemma4_assistant"
 MODEL = open_model(TARGET)
+Q = "model.layers.0.self_attn.q_proj.weight"
 LENGTHS = (5, 15, 16, 17, 30, 47)  # the window is 16
 
 
@@ -125,6 +126,15 @@ def test_drafts_change_no_token(tmp_path: Path) -> None:
             lambda t: t.update({"pre_projection.weight": t["pre_projection.weight"][:, :64]}),
             "made for another model than gemma4_text",
         ),
+        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "no tensor 'blk.1.ffn_up.weight'"),
+        (
+            lambda t: t.update({Q: t[Q][:64]}),
+            r"'blk.0.attn_q.weight': expected \[128, 32\], got \[64, 32\]",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.post_per_layer_input_norm.weight": t[Q][0]}),
+            "no place for tensor 'blk.0.post_norm.weight' in this assistant",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(
@@ -138,6 +148,24 @@ def test_what_does_not_fit_is_one_line(
     with pytest.raises(ModelError, match=says) as refused:
         open_head(folder, MODEL)
     assert "\n" not in str(refused.value)
+
+
+def test_heads_that_cannot_share_the_targets_are_refused(tmp_path: Path) -> None:
+    """Where the assistant is opened, and not by an op of its first step."""
+    folder = tmp_path / "assistant"
+    shutil.copytree(ASSISTANT, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"num_attention_heads": 3, "num_key_value_heads": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for name, t in tensors.items():
+        if name.endswith("q_proj.weight"):
+            tensors[name] = t[: len(t) // 4 * 3].copy()
+        elif name.endswith("o_proj.weight"):
+            tensors[name] = t[:, : t.shape[1] // 4 * 3].copy()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="3 heads, which cannot share the 2 key-value heads"):
+        open_head(folder, MODEL)
 
 
 def test_another_target_is_refused() -> None:

@@ -16,6 +16,8 @@ from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
 from models.falcon_h1 import FALCON_H1
 from models.gemma3 import GEMMA3
+from models.gpt2 import GPT2
+from models.lfm2 import LFM2
 from models.registry import BUILT_IN, config_from_hf, open_model
 from models.run.convert import model_to_gguf
 
@@ -152,7 +154,8 @@ UNITS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_a
 def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> None:
     config = json.loads((GOLDEN / name / "config.json").read_text())
     key = next((key for key in UNITS if key in config), UNITS[0])
-    for i, unit in enumerate(("relu", "gelu", "silu" if key != UNITS[0] else "gelu_pytorch_tanh")):
+    exact = "gelu" if key != "activation_function" else "quick_gelu"  # GPT-2's may be exact
+    for i, unit in enumerate(("relu", exact, "silu" if key != UNITS[0] else "gelu_pytorch_tanh")):
         with pytest.raises(ModelError, match=f"{key} '{unit}'; known: "):
             open_model(folder(name, tmp_path / str(i), {key: unit}))
 
@@ -188,13 +191,13 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/ernie4_5_moe", {"moe_layer_end_index": 4}),
         ("tiny2/ernie4_5_moe", {"moe_layer_interval": 2}),
         ("tiny2/ernie4_5_moe", {"moe_norm_min": 0.5}),
-        ("tiny2/gpt2", {"scale_attn_weights": False}),
-        ("tiny2/gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("tiny2/gpt2", {"add_cross_attention": True}),
         ("tiny2/gpt_oss", {"swiglu_limit": 3.5}),
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
+        *((n, {"linear_value_head_dim": 32})
+          for n in ("tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next")),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
         ("tiny2/granite_hybrid", {"time_step_limit": [0.0, 0.1]}),
         ("tiny2/falcon_h1", {"mamba_rms_norm": True}),
@@ -208,7 +211,6 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron_h", {"layers_block_type": 3}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["mamba", "moe", "sliding_attention"]}),
-        ("tiny2/nemotron_h_moe", {"moe_latent_size": 32}),
         ("tiny2/nemotron_h_moe", {"n_group": 2}),
     ],
 )  # fmt: skip
@@ -427,6 +429,101 @@ def test_a_key_that_is_left_out_means_what_the_class_means(
             for given in (value, None)
         )
         assert told == unsaid, key
+
+
+LINEAR_SIZES = {
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32,
+}  # fmt: skip
+SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; of 32 heads
+    ("tiny/mistral_sliding", 8, 131072, {}),
+    ("tiny/qwen2_bias", 32, 32768, {}),
+    ("tiny/qwen3_qknorm", 32, 32768, {"head_dim": 128}),
+    ("tiny/qwen3_moe", 4, 32768, {}),
+    ("tiny2/mixtral", 8, 131072, {}),
+    ("tiny2/ministral3", 8, 262144, {"head_dim": 128}),
+    ("tiny2/ernie4_5", 2, 131072, {"head_dim": 128}),
+    ("tiny2/ernie4_5_moe", 4, 131072, {}),
+    ("tiny2/exaone4", 32, 2048, {}),
+    ("tiny2/falcon_h1", 8, 8192, {}),
+    ("tiny2/gemma2", 4, 8192, {"head_dim": 256}),
+    ("tiny2/gemma3_text", 4, 131072, {"head_dim": 256}),
+    ("tiny2/gemma4_text", 4, 131072, {"head_dim": 256}),
+    ("tiny2/glm4", 2, 131072, {"head_dim": 128}),
+    ("tiny2/glm4_moe", 8, 131072, {}),
+    ("tiny2/glm4_moe_lite", None, 202752, {
+        "moe_intermediate_size": 1536, "q_lora_rank": 768, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}),
+    ("tiny2/gpt_oss", 8, 131072, {"head_dim": 64}),
+    ("tiny2/lfm2", 8, 128000, {"block_auto_adjust_ff_dim": True}),
+    ("tiny2/lfm2_moe", 8, 128000, {}),
+    ("tiny2/nemotron_h", 8, 4096, {"head_dim": 128}),
+    ("tiny2/phi3", 32, 4096, {}),
+    ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),
+    ("tiny2/qwen3_5_moe", 2, 32768, {"head_dim": 256, **LINEAR_SIZES}),
+    ("tiny2/qwen3_next", 2, 32768, {"head_dim": 256, **LINEAR_SIZES}),
+    ("tiny2/seed_oss", 8, 524288, {"head_dim": 128}),
+    ("tiny2/smollm3", 4, 32768, {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kv", "context", "others"), SIZES)
+def test_sizes_that_are_left_out_are_those_of_the_class(
+    name: str, kv: int | None, context: int, others: dict[str, Any]
+) -> None:
+    values = json.loads((GOLDEN / name / "config.json").read_text())
+    a = next(a for a in BUILT_IN if values["architectures"][0] in a.hf)
+    values |= {"hidden_size": 64, "num_attention_heads": 32}
+    values.pop("linear_value_head_dim", None)  # which is that of keys
+    meant = {"num_key_value_heads": kv, "max_position_embeddings": context, **others}
+    for key, value in meant.items():
+        if value is None:
+            continue
+        unsaid = {k: v for k, v in values.items() if k != key}
+        of_class, other = ({**unsaid, key: v} for v in (value, 16 if value != 16 else 8))
+        if isinstance(value, bool):
+            other[key] = not value
+        assert config_from_hf(a, unsaid) == config_from_hf(a, of_class), key
+        assert config_from_hf(a, unsaid) != config_from_hf(a, other), key
+
+
+def test_gpt_2_may_leave_out_its_sizes() -> None:
+    values = json.loads((GOLDEN / "tiny2" / "gpt2" / "config.json").read_text())
+    meant = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    values |= {"n_embd": 96, "n_head": 12}
+    for key, value in meant.items():
+        unsaid = {k: v for k, v in values.items() if k != key}
+        assert config_from_hf(GPT2, unsaid) == config_from_hf(GPT2, {**unsaid, key: value}), key
+
+
+def test_the_width_of_an_lfm2_without_a_factor_is_not_rounded(tmp_path: Path) -> None:
+    cut = {"block_auto_adjust_ff_dim": True, "intermediate_size": 100}
+    for i, (factor, width) in enumerate(((1.0, 256), (5.0, 512), (None, 66))):
+        hf = folder("tiny2/lfm2", tmp_path / str(i), cut)
+        config = json.loads((hf / "config.json").read_text())
+        told = {**config, "block_ffn_dim_multiplier": factor}
+        assert config_from_hf(LFM2, told).intermediate_size == width
+
+
+def test_what_a_gemma_4_leaves_unsaid_of_its_layers(tmp_path: Path) -> None:
+    """Every sixth layer sees everything, and the last one does, whatever is listed; full layers
+    have heads of 512 numbers where no key tells of them."""
+    sliding = "sliding_attention"
+    for i, (listed, full) in enumerate(((None, [5]), ([sliding] * 6, [5]),
+                                        ([FULL, *[sliding] * 5], [0, 5]))):  # fmt: skip
+        c = open_model(folder("tiny2/gemma4_text", tmp_path / str(i), {"layer_types": listed}))
+        assert [i for i in range(6) if not c.config.slides(i)] == full
+    own, untold = 48, {"per_layer_config": None}
+    for i, (wide, size) in enumerate(((own, own), (None, 512))):
+        changes = {**untold, "global_head_dim": wide}
+        c = open_model(folder("tiny2/gemma4_text", tmp_path / f"head {i}", changes))
+        assert (c.config.head_dim_of(5), c.config.head_dim_of(0)) == (size, 32)
+
+
+def test_the_layers_of_a_nemotron_may_be_listed_as_others_are(tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "tiny2" / "nemotron_h" / "config.json").read_text())
+    told = {"layers_block_type": None, "layer_types": config["layers_block_type"]}
+    again = open_model(folder("tiny2/nemotron_h", tmp_path / "hf", told))
+    assert again.config == open_model(GOLDEN / "tiny2" / "nemotron_h").config
 
 
 @pytest.mark.parametrize("name", ["tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next"])

@@ -15,6 +15,7 @@ from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
+from test_models_options import CASES, UNTOLD, made
 from test_models_unsaid import LONGROPE, folder, mixtral, phi3
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
@@ -282,6 +283,12 @@ def test_llama_cpp_norms_the_values_of_falcon_h1_alike(tmp_path: Path) -> None:
         tensors[f"model.layers.{i}.mamba.norm.weight"] = values.astype(np.float16)
     save_file(tensors, hf / "model.safetensors")
     same_next("tiny2/falcon_h1", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in UNTOLD])
+def test_llama_cpp_takes_an_option_alike(case: str, tmp_path: Path) -> None:
+    hf = made(case, tmp_path / "hf")
+    same_next(CASES[case][0], small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
 
 
 @pytest.mark.parametrize("trained", [CONTEXT, CONTEXT - 1], ids=["short", "long"])

@@ -23,6 +23,7 @@ from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, 
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.tensor import Kind
 
 from .. import blocks, gemma2, gemma4
 from ..blocks import Step
@@ -127,7 +128,7 @@ class AssistantHead:
 
 def read_by(own: DecoderConfig, target: DecoderConfig, i: int) -> int:
     """The target's layer whose caches layer i reads: the last of its kind that has some. ModelError
-    where there is none, or its heads are of another size."""
+    where there is none, its heads are of another size, or the assistant's cannot share them."""
     made = target.num_hidden_layers - target.num_kv_shared_layers
     alike = [j for j in range(made) if target.slides(j) == own.slides(i)]
     if not alike:
@@ -136,6 +137,12 @@ def read_by(own: DecoderConfig, target: DecoderConfig, i: int) -> int:
         raise ModelError(
             f"{NAME}: layer {i} has heads of {own.head_dim_of(i)}, the target's layer {alike[-1]} "
             f"of {target.head_dim_of(alike[-1])}"
+        )
+    count, kv = own.num_attention_heads, target.kv_heads_of(alike[-1])
+    if count % kv:
+        raise ModelError(
+            f"{NAME}: layer {i} has {count} heads, which cannot share the {kv} key-value heads of "
+            f"the target's layer {alike[-1]}"
         )
     return alike[-1]
 
@@ -161,7 +168,10 @@ def open_assistant(path: Path, checkpoint: Checkpoint, target: Model) -> Assista
     held = completed(applied(ASSISTANT, ASSISTANT.loaded, tensors, config), config)
     name = path.stem if path.is_file() else path.name
     _check(name, config, held, target)
-    return AssistantHead(name, config, held, target, np.arange(target.vocab_size, dtype=np.int64))
+    ids = np.arange(target.vocab_size, dtype=np.int64)
+    head = AssistantHead(name, config, held, target, ids)
+    _try(head)
+    return head
 
 
 def _check(name: str, config: DecoderConfig, held: Mapping[str, RawTensor], target: Model) -> None:
@@ -183,3 +193,17 @@ def _check(name: str, config: DecoderConfig, held: Mapping[str, RawTensor], targ
         )
     for i in range(config.num_hidden_layers):
         read_by(config, target.config, i)
+
+
+def _try(head: AssistantHead) -> None:
+    """Build both steps, so that a missing, misshapen or needless tensor is refused at once."""
+    used: set[str] = set()
+    for fed_back in (False, True):
+        try:
+            graph = head.build(DraftShape(2, 2, 1, 3, fed_back))
+        except ModelError as error:
+            raise ModelError(f"{head.name}: {error}") from error
+        used |= {t.name.removeprefix(head.PREFIX) for t in graph.leaves(Kind.WEIGHT)}
+    needless = [n for n in head.catalogue if n not in used and not n.startswith(CLUSTERS)]
+    if needless:
+        raise ModelError(f"{head.name}: no place for tensor {needless[0]!r} in this assistant")

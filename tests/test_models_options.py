@@ -1,0 +1,120 @@
+"""Options of configs that no golden folder has, held against logits that transformers made.
+
+Each case is a golden folder with other keys, and with tensors drawn here where the option needs
+some; `options.npz` has, by the case's name, the last rows of its logits by transformers 5.24 in
+float32, whose attention is "eager".
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_models_golden import GOLDEN, run_all, spread_error
+from test_models_unsaid import folder
+
+from ggraph.errors import ModelError
+from ggraph.tensor import Array
+from models.registry import open_model
+from models.run.convert import model_to_gguf
+
+EXPECTED = GOLDEN / "options.npz"
+ROWS = 8  # at the end of the text
+NEAR = 2e-5  # of the row's spread: an exact GELU differs by 2e-4
+Held = dict[str, Array]
+
+
+def as_they_are(tensors: Held, rng: np.random.Generator) -> Held:
+    """No change."""
+    return tensors
+
+
+def with_biases(tensors: Held, rng: np.random.Generator) -> Held:
+    """Biases of short convolutions and of the products around them."""
+    found = dict(tensors)
+    for name in [n for n in tensors if ".conv." in n]:
+        bias = rng.standard_normal(len(tensors[name])) / 2
+        found[name.replace(".weight", ".bias")] = bias.astype(np.float16)
+    return found
+
+
+LATENT = 24
+
+
+def through_latents(tensors: Held, rng: np.random.Generator) -> Held:
+    """The experts' first features alone, between two products."""
+    found = dict(tensors)
+    for name, t in tensors.items():
+        if name.endswith("mixer.gate.weight"):
+            wide, lead = t.shape[1], name.removesuffix("gate.weight")
+            for part, shape in (("fc1", (LATENT, wide)), ("fc2", (wide, LATENT))):
+                drawn = rng.standard_normal(shape) / 4
+                found[f"{lead}{part}_latent_proj.weight"] = drawn.astype(np.float16)
+        elif ".experts." in name:
+            cut = t[..., :LATENT] if "up_proj" in name else t[..., :LATENT, :]
+            found[name] = np.ascontiguousarray(cut)
+    return found
+
+
+Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
+BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
+CASES: dict[str, Case] = {
+    "gpt2_exact": ("tiny2/gpt2", {"activation_function": "gelu"}, as_they_are),
+    "gpt2_by_layer": ("tiny2/gpt2", BY_LAYER, as_they_are),
+    "gpt2_undivided": ("tiny2/gpt2", {"scale_attn_weights": False}, as_they_are),
+    "gpt2_undivided_by_layer": (
+        "tiny2/gpt2", {"scale_attn_weights": False, **BY_LAYER}, as_they_are,
+    ),
+    "lfm2_biases": ("tiny2/lfm2", {"conv_bias": True}, with_biases),
+    "lfm2_moe_biases": ("tiny2/lfm2_moe", {"conv_bias": True}, with_biases),
+    "nemotron_latent": ("tiny2/nemotron_h_moe", {"moe_latent_size": LATENT}, through_latents),
+    "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
+}  # fmt: skip
+ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
+BIASES = "convolutions have biases"
+UNTOLD = {  # by GGUF
+    "gpt2_exact": "GELU is exact", "lfm2_biases": BIASES, "lfm2_moe_biases": BIASES,
+}  # fmt: skip
+
+
+def made(case: str, out: Path) -> Path:
+    """The case's folder."""
+    name, changes, change = CASES[case]
+    hf = folder(name, out, changes)
+    tensors = load_file(hf / "model.safetensors")
+    save_file(change(tensors, np.random.default_rng(7)), hf / "model.safetensors")
+    return hf
+
+
+def error(path: Path, case: str) -> float:
+    """Of the last rows of its logits."""
+    ids = np.load(GOLDEN / CASES[case][0] / "expected.npz")["ids"].tolist()
+    with np.load(EXPECTED) as expected:
+        return spread_error(run_all(path, ids)["logits"][-ROWS:], expected[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_has_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
+    hf = made(case, tmp_path / "hf")
+    assert error(hf, case) < NEAR
+    if case in UNTOLD:
+        with pytest.raises(ModelError, match=f"GGUF cannot say that {UNTOLD[case]}"):
+            model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+    else:
+        model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+        assert (error(tmp_path / "m.gguf", case) < NEAR) == (case not in ANOTHER)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_changes_the_logits(case: str) -> None:
+    """Else its vectors would say nothing."""
+    plain = np.load(GOLDEN / CASES[case][0] / "expected.npz")["logits"][-ROWS:]
+    with np.load(EXPECTED) as expected:
+        assert spread_error(expected[case], plain) > 5 * NEAR
+
+
+def test_every_case_has_its_vectors() -> None:
+    with np.load(EXPECTED) as expected:
+        assert sorted(expected) == sorted(CASES)
