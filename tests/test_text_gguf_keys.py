@@ -237,3 +237,26 @@ def test_llama_cpp_reads_the_same_ids(
                 theirs, ours = peer.ask(text, new), peer.ask(own.encode(text), new)
                 assert theirs.prompt_tokens == ours.prompt_tokens == len(own.encode(text))
                 assert theirs.text == ours.text
+
+
+def test_llama_cpp_takes_the_white_space_behind_phi_3_s_markers(tmp_path: Path) -> None:
+    """As the folder's own engine does; GGUF files say it by the model's name alone."""
+    engine, config = sentence_piece(), {"bos_token": "<s>", "eos_token": "</s>"}
+    ends = [tokenizers.AddedToken(t, rstrip=True, special=True) for t in ("<|user|>", "<|end|>")]
+    engine.add_special_tokens([*ends, tokenizers.AddedToken("<|endoftext|>", special=True)])
+    source = hf_folder(tmp_path / "Phi-3-tiny", engine, **config, unk_token="<unk>")
+    made, own = tmp_path / "made.gguf", Tokenizer.from_hf(source, 320)
+    model_to_gguf(open_model(source), made, "f32")
+    again = Tokenizer.from_gguf(open_checkpoint(made).metadata)
+    texts = ["<|user|>\nthe sea<|end|>\n<|user|>\n", "<|end|> \t\r\n  and<|endoftext|> the"]
+    for text in texts:
+        ids = own.encode(text, special=True)
+        assert again.encode(text, special=True) == ids
+        assert again.encode_sewn(text + "<#|end|>", "#") == own.encode_sewn(text + "<#|end|>", "#")
+    pytest.importorskip("xllamacpp")
+    with closing(LogprobPeer(made, 1, 512)) as peer:
+        for text in texts:
+            ids = own.encode(text, special=True)
+            theirs, ours = peer.ask(text, 8), peer.ask(ids, 8)
+            assert theirs.prompt_tokens == ours.prompt_tokens == len(ids)
+            assert theirs.text == ours.text

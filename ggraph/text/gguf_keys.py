@@ -4,7 +4,8 @@ GGUF has no patterns, only names of pre-tokenisers, and SentencePiece scores whe
 merges. So the name is found by trying how each known kind cuts every three neighbours of a small
 alphabet, and what comes out is read back and held against the folder's own engine on a text: a
 tokenizer that GGUF cannot say is refused, for ids that are nearly right are worse than none.
-What llama.cpp never does either is lost: Unicode normalisation before encoding.
+What llama.cpp never does either is lost: Unicode normalisation before encoding, and white space or
+ends of words that an added token asks for, but for the white space behind Phi-3's markers.
 
 Source of the keys: the GGUF specification (ggml `docs/gguf.md`).
 """

@@ -62,6 +62,11 @@ class HfEncoder:
         """Added ids, each with whether it is special (a marker) or ordinary text."""
         return {i: t.special for i, t in self._parsing.get_added_tokens_decoder().items()}
 
+    def strips(self) -> frozenset[int]:
+        """Added ids that take the white space behind them."""
+        added = self._parsing.get_added_tokens_decoder().items()
+        return frozenset(i for i, t in added if t.rstrip)
+
 
 def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
     """The encoder and the vocabulary of `folder`, of at least `size` ids (a model may have more
@@ -108,6 +113,7 @@ def _vocabulary(
         add_bos=bos is not None and prefix[:1] == [bos],
         space_prefix=spaced,
         chat_template=template,
+        strips=encoder.strips(),
     )
 
 
