@@ -146,6 +146,26 @@ def test_other_models_than_gemma_4_have_scores(gemma: Path, pieces: Path, tmp_pa
         assert Tokenizer.from_gguf(found).encode(SAID) == own.encode(SAID)
 
 
+@pytest.mark.parametrize("ranked", [False, True])
+def test_added_tokens_of_spaces_are_spaces(tmp_path: Path, ranked: bool) -> None:
+    """Gemma's runs of spaces and of line ends are added tokens. Its engine shows them as spaces."""
+    engine, text = sentence_piece(lead=""), "the  sea\n\n        and <b>the ▁▁ sand"
+    runs = [t for t in engine.get_vocab() if len(t) > 1 and set(t) == {"▁"}]
+    assert "▁▁" in runs
+    added = (*runs, "\n\n", "<b>")
+    engine.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in added])
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    source = hf_folder(tmp_path / "hf", engine, **config)
+    own, keys = Tokenizer.from_hf(source, 320), gguf_keys(source, 320, ranked=ranked)
+    again, ids = Tokenizer.from_gguf(keys), own.encode(text, bos=False)
+    shown = text.replace("▁", " ")
+    assert own.decode(ids) == again.decode(ids) == engine.decode(ids, False) == shown
+    assert again.encode(text, bos=False) == ids
+    tokens, kinds = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    found = {t: int(k) for t, k in zip(tokens, kinds, strict=True) if t in added}
+    assert found == dict.fromkeys(runs, 1) | {"<b>": 4, "\n\n": 4}
+
+
 def test_roles_go_along(folder: Path, pieces: Path) -> None:
     own, again, keys = known(folder)
     assert keys["tokenizer.ggml.bos_token_id"] == 0 and keys["tokenizer.ggml.eos_token_id"] == 1

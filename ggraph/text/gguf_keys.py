@@ -26,6 +26,7 @@ from ggraph.text.vocab import (
     BYTE,
     CONTROL,
     NORMAL,
+    SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -129,10 +130,18 @@ def _types(v: Vocabulary) -> Iterator[int]:
             yield UNUSED
         elif i == v.unk_id and i in v.control:
             yield UNKNOWN
-        elif i in v.control or i in v.user_defined:
-            yield CONTROL if i in v.control else USER_DEFINED
+        elif i in v.control:
+            yield CONTROL
+        elif i in v.user_defined and not _is_spaces(text, v.pieces[i]):
+            yield USER_DEFINED
         else:
             yield BYTE if text.startswith("<0x") and len(v.pieces[i]) == 1 else NORMAL
+
+
+def _is_spaces(text: str, piece: bytes) -> bool:
+    """Whether it is one of Gemma's runs of spaces, which merges make too: of user-defined tokens
+    readers show the letters."""
+    return not text.strip(SPACE) and piece == b" " * len(text)
 
 
 def _roles(v: Vocabulary) -> dict[str, int]:
