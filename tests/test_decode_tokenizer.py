@@ -195,6 +195,20 @@ def test_the_longest_marker_wins_and_user_tokens_are_always_found():
     assert t.encode("<a><user>") == [ord("<"), ord("a"), ord(">"), 258]
 
 
+@pytest.mark.parametrize("name", ["Phi-3 mini 4k instruct", "Phi3"])
+def test_phi_3_s_markers_take_the_white_space_behind_them(name):
+    """Its chat prompts have line ends behind markers, of which the model has never seen tokens."""
+    phi = Tokenizer.from_gguf(small("spm") | {"general.name": name})
+    plain = Tokenizer.from_gguf(small("spm") | {"general.name": "Phi 2"})
+    bare = plain.encode("a<|im_end|>b <|im_end|></s>c<s> \n d\u00a0<s>", special=True)
+    spaced = "a<|im_end|>\nb <|im_end|> \t\v\f\r</s>  c<s> \n d\u00a0<s>"
+    assert phi.encode(spaced, special=True) == bare != plain.encode(spaced, special=True)
+    assert phi.encode("a</s> b") == plain.encode("a</s> b"), "no marker, and nothing taken"
+    assert phi.encode_sewn("<|im_end|>\nb<#/s> c</s>\n", "#") == plain.encode_sewn(
+        "<|im_end|>b<#/s> c</s>", "#"
+    )
+
+
 def test_a_lost_byte_keeps_its_neighbours_apart():
     metadata = {
         "tokenizer.ggml.model": "gpt2",

@@ -146,6 +146,26 @@ def test_other_models_than_gemma_4_have_scores(gemma: Path, pieces: Path, tmp_pa
         assert Tokenizer.from_gguf(found).encode(SAID) == own.encode(SAID)
 
 
+@pytest.mark.parametrize("ranked", [False, True])
+def test_added_tokens_of_spaces_are_spaces(tmp_path: Path, ranked: bool) -> None:
+    """Gemma's runs of spaces and of line ends are added tokens. Its engine shows them as spaces."""
+    engine, text = sentence_piece(lead=""), "the  sea\n\n        and <b>the ▁▁ sand"
+    runs = [t for t in engine.get_vocab() if len(t) > 1 and set(t) == {"▁"}]
+    assert "▁▁" in runs
+    added = (*runs, "\n\n", "<b>")
+    engine.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in added])
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    source = hf_folder(tmp_path / "hf", engine, **config)
+    own, keys = Tokenizer.from_hf(source, 320), gguf_keys(source, 320, ranked=ranked)
+    again, ids = Tokenizer.from_gguf(keys), own.encode(text, bos=False)
+    shown = text.replace("▁", " ")
+    assert own.decode(ids) == again.decode(ids) == engine.decode(ids, False) == shown
+    assert again.encode(text, bos=False) == ids
+    tokens, kinds = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    found = {t: int(k) for t, k in zip(tokens, kinds, strict=True) if t in added}
+    assert found == dict.fromkeys(runs, 1) | {"<b>": 4, "\n\n": 4}
+
+
 def test_roles_go_along(folder: Path, pieces: Path) -> None:
     own, again, keys = known(folder)
     assert keys["tokenizer.ggml.bos_token_id"] == 0 and keys["tokenizer.ggml.eos_token_id"] == 1
@@ -237,3 +257,26 @@ def test_llama_cpp_reads_the_same_ids(
                 theirs, ours = peer.ask(text, new), peer.ask(own.encode(text), new)
                 assert theirs.prompt_tokens == ours.prompt_tokens == len(own.encode(text))
                 assert theirs.text == ours.text
+
+
+def test_llama_cpp_takes_the_white_space_behind_phi_3_s_markers(tmp_path: Path) -> None:
+    """As the folder's own engine does; GGUF files say it by the model's name alone."""
+    engine, config = sentence_piece(), {"bos_token": "<s>", "eos_token": "</s>"}
+    ends = [tokenizers.AddedToken(t, rstrip=True, special=True) for t in ("<|user|>", "<|end|>")]
+    engine.add_special_tokens([*ends, tokenizers.AddedToken("<|endoftext|>", special=True)])
+    source = hf_folder(tmp_path / "Phi-3-tiny", engine, **config, unk_token="<unk>")
+    made, own = tmp_path / "made.gguf", Tokenizer.from_hf(source, 320)
+    model_to_gguf(open_model(source), made, "f32")
+    again = Tokenizer.from_gguf(open_checkpoint(made).metadata)
+    texts = ["<|user|>\nthe sea<|end|>\n<|user|>\n", "<|end|> \t\r\n  and<|endoftext|> the"]
+    for text in texts:
+        ids = own.encode(text, special=True)
+        assert again.encode(text, special=True) == ids
+        assert again.encode_sewn(text + "<#|end|>", "#") == own.encode_sewn(text + "<#|end|>", "#")
+    pytest.importorskip("xllamacpp")
+    with closing(LogprobPeer(made, 1, 512)) as peer:
+        for text in texts:
+            ids = own.encode(text, special=True)
+            theirs, ours = peer.ask(text, 8), peer.ask(ids, 8)
+            assert theirs.prompt_tokens == ours.prompt_tokens == len(ids)
+            assert theirs.text == ours.text

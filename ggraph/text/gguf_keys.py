@@ -4,7 +4,8 @@ GGUF has no patterns, only names of pre-tokenisers, and SentencePiece scores whe
 merges. So the name is found by trying how each known kind cuts every three neighbours of a small
 alphabet, and what comes out is read back and held against the folder's own engine on a text: a
 tokenizer that GGUF cannot say is refused, for ids that are nearly right are worse than none.
-What llama.cpp never does either is lost: Unicode normalisation before encoding.
+What llama.cpp never does either is lost: Unicode normalisation before encoding, and white space or
+ends of words that an added token asks for, but for the white space behind Phi-3's markers.
 
 Source of the keys: the GGUF specification (ggml `docs/gguf.md`).
 """
@@ -25,6 +26,7 @@ from ggraph.text.vocab import (
     BYTE,
     CONTROL,
     NORMAL,
+    SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -128,10 +130,18 @@ def _types(v: Vocabulary) -> Iterator[int]:
             yield UNUSED
         elif i == v.unk_id and i in v.control:
             yield UNKNOWN
-        elif i in v.control or i in v.user_defined:
-            yield CONTROL if i in v.control else USER_DEFINED
+        elif i in v.control:
+            yield CONTROL
+        elif i in v.user_defined and not _is_spaces(text, v.pieces[i]):
+            yield USER_DEFINED
         else:
             yield BYTE if text.startswith("<0x") and len(v.pieces[i]) == 1 else NORMAL
+
+
+def _is_spaces(text: str, piece: bytes) -> bool:
+    """Whether it is one of Gemma's runs of spaces, which merges make too: of user-defined tokens
+    readers show the letters."""
+    return not text.strip(SPACE) and piece == b" " * len(text)
 
 
 def _roles(v: Vocabulary) -> dict[str, int]:

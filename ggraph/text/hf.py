@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Engine
 from ggraph.errors import FormatError
 from ggraph.formats.strings import Pieces, Texts
 from ggraph.text.vocab import (
+    SPACE,
     Vocabulary,
     byte_level_pieces,
     byte_token_piece,
@@ -62,6 +63,11 @@ class HfEncoder:
         """Added ids, each with whether it is special (a marker) or ordinary text."""
         return {i: t.special for i, t in self._parsing.get_added_tokens_decoder().items()}
 
+    def strips(self) -> frozenset[int]:
+        """Added ids that take the white space behind them."""
+        added = self._parsing.get_added_tokens_decoder().items()
+        return frozenset(i for i, t in added if t.rstrip)
+
 
 def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
     """The encoder and the vocabulary of `folder`, of at least `size` ids (a model may have more
@@ -92,8 +98,9 @@ def _vocabulary(
     tokens = Texts(table.get(i, "") for i in range(max(size, max(table) + 1)))
     read, spaced = _reader(parsed)
     pieces = read(Texts("" if i in added else t for i, t in enumerate(tokens)))
-    for i in added:
-        pieces[i] = tokens[i].encode("utf-8", "replace")
+    space = SPACE if _writes_spaces(parsed) else " "
+    for i in added:  # Gemma's runs of spaces are such, too
+        pieces[i] = tokens[i].replace(space, " ").encode("utf-8", "replace")
     bos, eos, unk = (_role(config, tokens, r) for r in ("bos_token", "eos_token", "unk_token"))
     prefix = encoder.prefix()
     return Vocabulary(
@@ -108,6 +115,7 @@ def _vocabulary(
         add_bos=bos is not None and prefix[:1] == [bos],
         space_prefix=spaced,
         chat_template=template,
+        strips=encoder.strips(),
     )
 
 
@@ -192,6 +200,12 @@ def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
         return []
     parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
     return [p for p in parts or [] if isinstance(p, dict)]
+
+
+def _writes_spaces(parsed: Mapping[str, Any]) -> bool:
+    """Whether tokens have another letter for a space, be they added or not."""
+    parts = _decoder_parts(parsed.get("decoder"))
+    return any(p.get("type") in ("Metaspace", "Replace") for p in parts)
 
 
 def _never_prepends(parts: list[dict[str, Any]]) -> bool:

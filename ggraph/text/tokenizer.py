@@ -20,6 +20,8 @@ from ggraph.text.pre import pre_tokenizer
 from ggraph.text.spm import RankedEncoder, SpmEncoder
 from ggraph.text.vocab import Vocabulary, numbers, strings, value_of, vocabulary_from_gguf
 
+_WHITE = " \t\n\v\f\r"
+
 
 class Encoder(Protocol):
     """Splits plain text (no special tokens, no lone surrogates) into ids."""
@@ -170,7 +172,7 @@ class Tokenizer:
         text = _without_surrogates(text)
         if self._encode_special is not None:
             return head + (self._encode_special if special else self._encoder.encode)(text)
-        parts = _cut(text, self._markers if special else self._always)
+        parts = self._parts(text, self._markers if special else self._always)
         return head + self._encode_parts(parts, most)
 
     @cached_property
@@ -188,13 +190,15 @@ class Tokenizer:
         text = _without_surrogates(text)
         bare = text.replace(seam, "")
         parts = [
-            p.replace(seam, "") if isinstance(p, str) else p for p in _cut(text, self._markers)
+            p.replace(seam, "") if isinstance(p, str) else p
+            for p in self._parts(text, self._markers)
         ]
         kept = [p for p in parts if p != ""]
-        if kept == _cut(bare, self._markers):
+        if kept == self._parts(bare, self._markers):
             return self.encode(bare, special=True, bos=False, most=most)
         if self._encode_special is None:  # an engine finds the tokens that always count by itself
-            kept = [q for p in kept for q in (_cut(p, self._always) if isinstance(p, str) else [p])]
+            always = (self._parts(p, self._always) if isinstance(p, str) else [p] for p in kept)
+            kept = [part for parts in always for part in parts]
         return self._encode_parts(kept, most)
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
@@ -224,6 +228,15 @@ class Tokenizer:
         if self.bos_id is None:
             raise InputError("bos was asked for, but the vocabulary has no bos token")
         return [self.bos_id]
+
+    def _parts(self, text: str, markers: Sequence[tuple[str, int]]) -> list[str | int]:
+        """What is between the markers and their ids, less the white space that some of them take
+        with them."""
+        parts, strips = _cut(text, markers), self.vocabulary.strips
+        for at, part in enumerate(parts[1:] if strips else (), 1):
+            if isinstance(part, str) and parts[at - 1] in strips:
+                parts[at] = part.lstrip(_WHITE)
+        return [p for p in parts if p != ""]
 
     def _encode_parts(self, parts: Sequence[str | int], most: int | None) -> list[int]:
         ids: list[int] = []

@@ -59,7 +59,8 @@ class Vocabulary:
     `tokens[i]` is the text of id i as the file writes it, `pieces[i]` the bytes it adds to the
     output. `control` ids are markers: parsed from text only on request and left out of shown
     text. `user_defined` ids are parsed always. `space_prefix`: a space is put before the text (and
-    taken off again). A hole in the ids has an empty text and no bytes.
+    taken off again). A hole in the ids has an empty text and no bytes. `strips`: markers that take
+    the white space behind them.
     """
 
     tokens: Texts
@@ -73,6 +74,7 @@ class Vocabulary:
     add_bos: bool = False
     space_prefix: bool = False
     chat_template: str | None = None
+    strips: frozenset[int] = frozenset()
 
 
 def byte_chars() -> tuple[str, ...]:
@@ -157,11 +159,12 @@ def vocabulary_from_gguf(
     types[_markers(tokens, ends)] = CONTROL  # which a converter left as ordinary text
     add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
     prefix = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, not byte_level)
+    control, user_defined = _having(types, CONTROL, UNKNOWN), _having(types, USER_DEFINED)
     return Vocabulary(
         tokens=tokens,
         pieces=_pieces(tokens, types, byte_level),
-        control=_having(types, CONTROL, UNKNOWN),
-        user_defined=_having(types, USER_DEFINED),
+        control=control,
+        user_defined=user_defined,
         eos_ids=ends,
         bos_id=named["bos"],
         eos_id=named["eos"],
@@ -169,7 +172,17 @@ def vocabulary_from_gguf(
         add_bos=add and named["bos"] is not None,
         space_prefix=prefix and not byte_level,
         chat_template=value_of(metadata, "tokenizer.chat_template", str),
+        strips=_strips(metadata, tokens, control | user_defined),
     )
+
+
+def _strips(metadata: Mapping[str, Any], tokens: Texts, markers: frozenset[int]) -> frozenset[int]:
+    """Phi-3's markers take what is behind them. No key says so: the model's name does (source:
+    llama.cpp)."""
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    return markers.difference(_found(tokens, ("<unk>", "<s>", "<|endoftext|>")).values())
 
 
 def _token_texts(metadata: Mapping[str, Any]) -> Texts:
