@@ -246,10 +246,11 @@ def test_a_conversation_goes_on_behind_calls(server: Server) -> None:
     assert (item["type"], item["name"]) == ("function_call", "f")
 
 
-def test_a_template_is_told_what_was_thought_before_a_call() -> None:
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_template_is_told_what_was_thought_before_a_call(name: str) -> None:
     """But not beside text, as it takes one of them."""
-    hi, called, result = (Message.model_validate(m) for m in talk(ON))
-    called.reasoning_content = "hm"
+    given = [m | ({name: "hm"} if m["role"] == "assistant" else {}) for m in talk(ON)]
+    hi, called, result = (Message.model_validate(m) for m in given)
     for text, thought in (("", "hm"), ("Well.", None)):
         called.content = text
         _, told, _ = for_template([hi, called, result], TOOLS, TEACHES_HARMONY)[0]

@@ -31,6 +31,12 @@ class ToolCall(Body):
     function: CalledFunction
 
 
+# vLLM, Groq and OpenRouter call it `reasoning`
+Thought = Annotated[
+    LongText | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
+]
+
+
 class Message(Body):
     """One message of a conversation."""
 
@@ -39,7 +45,7 @@ class Message(Body):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], items(128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: LongText | None = None
+    reasoning_content: Thought = None
     function_call: Annotated[Any, only()] = None  # what was before `tool_calls`
 
     @property
