@@ -4,6 +4,7 @@ Weights carry the GGUF names (`blk.0.attn_q.weight`) inside, whatever the file. 
 says how its Hugging Face names and values become those, and what its GGUF files hold otherwise.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,10 @@ TOP_NAMES = {
 }
 
 
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+"""What GGUF files of any family may hold as one tensor: llama.cpp's converter is asked for it by
+`--fuse-qkv`, and by `--fuse-gate-up-exps` for experts' two parts."""
+BOTH = "gate_up_exps.weight"
 SWIGLU = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0,)}
 """What config.json may say of a model whose feed-forward is SwiGLU, and whose heads turn whole."""
 
@@ -129,32 +134,47 @@ class Architecture:
         """A file's tensors, under GGUF names, as `build` takes them."""
         return self.load(split(tensors, self.fused, config), config)
 
+    def parted(self, tensors: Tensors, config: DecoderConfig) -> Tensors:
+        """A GGUF file's tensors, of which none holds several."""
+        return split(tensors, {**FUSED, **self.fused}, config)
+
     def stored(self, tensors: Tensors, config: DecoderConfig) -> Tensors:
         """What `build` takes, as GGUF files hold it."""
         return joined(self.store(tensors, config), self.fused)
 
 
-def _rows(part: str, c: DecoderConfig) -> int:
+_FUSED = re.compile(r"blk\.(\d+)\.(.+)\.(\w+)")
+
+
+def _rows(part: str, c: DecoderConfig, layer: int) -> int:
     """Rows of a part of a fused tensor."""
-    heads = {"attn_q": c.num_attention_heads}.get(part, c.num_key_value_heads)
-    return c.intermediate_size if part.startswith("ffn_") else heads * c.head_dim
+    if part.startswith("ffn_"):
+        return c.intermediate_size
+    heads = c.num_attention_heads if part == "attn_q" else c.kv_heads_of(layer)
+    return heads * c.head_dim_of(layer)
 
 
 def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: DecoderConfig) -> Tensors:
-    """Fused tensors cut into their parts; quantised rows stay as they are."""
+    """Fused tensors cut into their parts; quantised rows stay as they are. Layers with a state have
+    another use for such names."""
     found: Tensors = {}
     for name, t in tensors.items():
-        stem, _, last = name.rpartition(".")
-        lead, _, role = stem.rpartition(".")
-        parts = fused.get(role, ()) if name.startswith("blk.") else ()
-        at, sizes = 0, [_rows(p, config) for p in parts]
+        match = _FUSED.fullmatch(name)
+        layer, role, last = (int(match[1]), match[2], match[3]) if match else (0, "", "")
+        parts = () if config.remembers(layer) else fused.get(role, ())
+        at, sizes = 0, [_rows(p, config, layer) for p in parts]
+        if name.endswith(BOTH):
+            found |= halves(name.removesuffix(f"_{BOTH}"), ("gate", "up"), t)
+            continue
         if not parts or (t.shape[0] == sizes[-1] and role in parts):
             found[name] = t
             continue
+        if parts[0] == "attn_q" and t.shape[0] == sum(sizes) + sizes[0]:
+            sizes[0] *= 2  # queries bring a gate along
         if t.shape[0] != sum(sizes):
             raise ModelError(f"{name!r}: expected {sum(sizes)} rows, got {t.shape[0]}")
         for part, size in zip(parts, sizes, strict=True):
-            title = f"{lead}.{part}.{last}"
+            title = f"blk.{layer}.{part}.{last}"
             shape = (size, *t.shape[1:])
             found[title] = RawTensor(title, t.dtype, shape, t.data[at : at + size])
             at += size

@@ -17,7 +17,7 @@ from ggraph import Graph, ModelError, Tensor, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, gemma2
-from .architecture import Architecture, Tensors, changed, halves
+from .architecture import BOTH, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys
 from .gguf_config import every
@@ -25,7 +25,6 @@ from .hf_config import rope_kind, scaling_of
 
 KV = "num_key_value_heads"
 WIDE, PERIOD = 512, 6  # numbers of a full layer's head and which layers those are, where not told
-BOTH = "gate_up_exps.weight"  # of experts
 Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
 
 
@@ -191,7 +190,7 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """A layer's factor for each number of a row; what makes keys and values only where they are
-    made: files may have it for layers that read those of others. Experts' two parts apart."""
+    made: files may have it for layers that read those of others."""
     ends = "layer_output_scale.weight"
     sharing = range(c.num_hidden_layers - c.num_kv_shared_layers, c.num_hidden_layers)
     unread = tuple(f"blk.{i}.attn_{role}" for i in sharing for role in ("k.", "v.", "k_norm."))
@@ -199,8 +198,6 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     for n, t in tensors.items():
         if n.endswith(ends):
             found[n] = changed(t.widened(), np.full(c.hidden_size, t.float32()[0], np.float32))
-        elif n.endswith(BOTH):
-            found |= halves(n.removesuffix(f"_{BOTH}"), ("gate", "up"), t)
         elif not n.startswith(unread):
             found[n] = t
     return found

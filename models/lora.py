@@ -20,7 +20,6 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import read_gguf
 from ggraph.formats.hf import read_json, read_weights
 
-from .architecture import split
 from .blocks import DOWN, UP
 from .registry import ARCHITECTURES, Model, sanitize, text_part
 
@@ -153,7 +152,7 @@ def _on(model: Model, adapter: Adapter, factor: float) -> Iterator[tuple[str, Ar
         raise ModelError(f"{path}: it adapts {_FILES[adapter.format]}, not {_FILES[own.format]}")
     if adapter.format == "gguf" and adapter.architecture != own.architecture:
         raise ModelError(f"{path}: it adapts {adapter.architecture!r}, not {own.architecture!r}")
-    stored, fused = _matrices(model, adapter), ARCHITECTURES[model.config.architecture].fused
+    stored, architecture = _matrices(model, adapter), ARCHITECTURES[model.config.architecture]
     for given, (a, b) in adapter.pairs.items():
         if given in stored and stored[given][0] == "token_embd.weight":
             raise ModelError(f"{path}: an adapter of the embedding is not read")
@@ -161,7 +160,7 @@ def _on(model: Model, adapter: Adapter, factor: float) -> Iterator[tuple[str, Ar
             raise ModelError(f"{path}: the model has no matrix {given!r}")
         name, base = stored[given]
         grown = _plain(name, b * np.float32(adapter.scale(len(a)) * factor))
-        for part, rows in split({name: grown}, fused, model.config).items():
+        for part, rows in architecture.parted({name: grown}, model.config).items():
             held, shape = model.catalogue.get(part), (rows.shape[0], a.shape[1])
             if held is None or not np.may_share_memory(held.data, base.data):
                 raise ModelError(

@@ -191,7 +191,8 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     config = from_gguf(told, a.name, a.rope_mode)
     own = a.read(Keys(told, "GGUF metadata", f"{a.name}."), config.num_hidden_layers)
     config = _drafting(a.complete(replace(config, **own)), checkpoint.tensors)
-    return config, applied(a, a.loaded, dict(checkpoint.tensors), config)
+    parts = applied(a, a.parted, dict(checkpoint.tensors), config)
+    return config, applied(a, a.loaded, parts, config)
 
 
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:

@@ -1,0 +1,83 @@
+"""GGUF files as llama.cpp's converter writes them, where they are not as ours."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_models_golden import GOLDEN, run_all
+
+from ggraph.errors import ModelError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.gguf import write_gguf
+from models.registry import open_model
+from models.run.convert import model_to_gguf
+
+QKV = ("attn_q", "attn_k", "attn_v")
+GATE_UP = ("ffn_gate_exps", "ffn_up_exps")
+
+
+def fused(path: Path, out: Path, whole: str, parts: tuple[str, ...], axis: int) -> int:
+    """A file whose tensors `parts` of a layer stand in one, one below the other: how many do."""
+    c = open_checkpoint(path)
+    left, found = dict(c.tensors), []
+    for first in [n for n in c.tensors if n.split(".")[2:3] == [parts[0]]]:
+        pieces = [left.pop(first.replace(parts[0], p)) for p in parts]
+        data = np.concatenate([p.data for p in pieces], axis=axis)
+        shape = list(pieces[0].shape)
+        shape[axis] = sum(p.shape[axis] for p in pieces)
+        title = first.replace(parts[0], whole)
+        found.append(RawTensor(title, pieces[0].dtype, tuple(shape), data))
+    write_gguf(out, c.metadata, [*left.values(), *found])
+    return len(found)
+
+
+def ids_of(name: str) -> list[int]:
+    """The golden text."""
+    found: list[int] = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("tiny/llama_tied", 6), ("tiny/qwen2_bias", 12), ("tiny2/gemma3_text", 6),
+     ("tiny2/granite_hybrid", 2), ("tiny2/qwen3_5", 1), ("tiny2/qwen3_next", 1)],
+)  # fmt: skip
+def test_queries_keys_and_values_may_be_one_tensor(
+    name: str, count: int, kind: str, tmp_path: Path
+) -> None:
+    """By --fuse-qkv; queries may bring a gate along, and layers with a state have such a tensor
+    anyway. Quantised rows are moved as they are."""
+    plain, one = tmp_path / "plain.gguf", tmp_path / "one.gguf"
+    model_to_gguf(open_model(GOLDEN / name), plain, kind)
+    assert fused(plain, one, "attn_qkv", QKV, 0) == count
+    ids = ids_of(name)
+    assert np.array_equal(run_all(one, ids)["logits"], run_all(plain, ids)["logits"])
+
+
+@pytest.mark.parametrize("rows", [-1, 1])
+def test_one_tensor_of_other_rows_is_refused(rows: int, tmp_path: Path) -> None:
+    plain, one = tmp_path / "plain.gguf", tmp_path / "one.gguf"
+    model_to_gguf(open_model(GOLDEN / "tiny" / "llama_tied"), plain, "f32")
+    fused(plain, one, "attn_qkv", QKV, 0)
+    c = open_checkpoint(one)
+    t = c.tensors["blk.0.attn_qkv.weight"]
+    data = np.resize(t.data, (t.shape[0] + rows, t.shape[1]))
+    odd = {**c.tensors, t.name: RawTensor(t.name, t.dtype, data.shape, data)}
+    write_gguf(one, c.metadata, list(odd.values()))
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.weight.*rows"):
+        open_model(one)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+@pytest.mark.parametrize(("name", "count"), [("tiny2/qwen3_5_moe", 6), ("tiny2/qwen3_next", 6)])
+def test_gates_of_experts_may_stand_above_the_others(
+    name: str, count: int, kind: str, tmp_path: Path
+) -> None:
+    """By --fuse-gate-up-exps."""
+    plain, one = tmp_path / "plain.gguf", tmp_path / "one.gguf"
+    model_to_gguf(open_model(GOLDEN / name), plain, kind)
+    assert fused(plain, one, "ffn_gate_up_exps", GATE_UP, 1) == count
+    ids = ids_of(name)
+    assert np.array_equal(run_all(one, ids)["logits"], run_all(plain, ids)["logits"])
