@@ -35,8 +35,8 @@ def complete(c: DecoderConfig) -> DecoderConfig:
     return replace(pairing_neighbours(c), norm_topk_prob=True)
 
 
-def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Corrections as vectors."""
+def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Corrections as vectors: either file may hold them as one row of a matrix."""
     flat = {n: t for n, t in tensors.items() if n.endswith(".exp_probs_b.bias")}
     return {**tensors, **{n: changed(t, t.data.reshape(-1)) for n, t in flat.items()}}
 
@@ -60,7 +60,7 @@ ERNIE45 = Architecture(
 )  # fmt: skip
 ERNIE45_MOE = Architecture(
     "ernie4_5-moe", build, ("Ernie4_5_MoeForCausalLM",), "normal", translate=translate,
-    complete=complete, sanitize=sanitize, keys=keys,
+    complete=complete, load=load, keys=keys,
     fixed={**SWIGLU, "moe_layer_interval": (1,), "moe_norm_min": (1e-12,)},
     layer_names={**SHARED_NAMES, "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
     hf_defaults={

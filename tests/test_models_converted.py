@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_models_golden import GOLDEN, run_all
+from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 
 from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
@@ -81,3 +81,18 @@ def test_gates_of_experts_may_stand_above_the_others(
     assert fused(plain, one, "ffn_gate_up_exps", GATE_UP, 1) == count
     ids = ids_of(name)
     assert np.array_equal(run_all(one, ids)["logits"], run_all(plain, ids)["logits"])
+
+
+def test_corrections_of_ernie_may_be_a_row(tmp_path: Path) -> None:
+    """As its own checkpoints have them."""
+    name, out = "tiny2/ernie4_5_moe", tmp_path / "m.gguf"
+    model_to_gguf(open_model(GOLDEN / name), out, "f32")
+    c = open_checkpoint(out)
+    rows = {
+        n: RawTensor(n, t.dtype, (1, *t.shape), t.data.reshape(1, -1))
+        for n, t in c.tensors.items() if n.endswith("exp_probs_b.bias")
+    }  # fmt: skip
+    assert len(rows) == 5
+    write_gguf(out, c.metadata, list({**c.tensors, **rows}.values()))
+    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
+    assert spread_error(run_all(out, ids_of(name))["logits"], expected) < TOLERANCE
