@@ -202,16 +202,26 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
     rope = replace(rope, freq_scale=1 / factor)
     if kind != "yarn":
         return rope
-    once = yarn_magnitude(factor, k.real("rope.scaling.yarn_log_multiplier", 0.0))
     return replace(
         rope,
         ext_factor=1.0,
-        attn_factor=rope.attn_factor / once,
+        attn_factor=rope.attn_factor * _yarn_share(k, factor),
         beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=rope.n_ctx_orig or context,
         truncate=k.flag(whole_pairs) if k.has(whole_pairs) else None,
     )
+
+
+def _yarn_share(k: Keys, factor: float) -> float:
+    """What of the magnitude that YaRN implies is meant. llama.cpp's converter writes transformers'
+    `attention_factor`, the whole of it, as `yarn_attn_factor`, and llama.cpp does not read that."""
+    whole, extrapolated = "rope.scaling.yarn_attn_factor", k.real("rope.scaling.yarn_ext_factor", 1)
+    if extrapolated != 1:
+        raise ModelError(f"GGUF metadata: rope.scaling.yarn_ext_factor = {extrapolated}; known: 1")
+    if k.has(whole):
+        return k.real(whole) / yarn_magnitude(factor, 1.0)
+    return 1 / yarn_magnitude(factor, k.real("rope.scaling.yarn_log_multiplier", 0.0))
 
 
 def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """GGUF files as llama.cpp's converter writes them, where they are not as ours."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
+from models.config import Keys, yarn_magnitude
+from models.gguf_config import rope_from_gguf
 from models.registry import open_model
 from models.run.convert import model_to_gguf
 
@@ -96,3 +100,32 @@ def test_corrections_of_ernie_may_be_a_row(tmp_path: Path) -> None:
     write_gguf(out, c.metadata, list({**c.tensors, **rows}.values()))
     expected = np.load(GOLDEN / name / "expected.npz")["logits"]
     assert spread_error(run_all(out, ids_of(name))["logits"], expected) < TOLERANCE
+
+
+YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 64}
+
+
+def yarn(keys: Mapping[str, Any]) -> float:
+    """The magnitude of a rotation, as ggml's is told to multiply it."""
+    named = {f"llama.rope.{key}": v for key, v in {**YARN, **keys}.items()}
+    return rope_from_gguf(Keys(named, "keys", "llama."), "normal", 16, 512).attn_factor
+
+
+@pytest.mark.parametrize(
+    ("keys", "whole"),
+    [
+        ({}, yarn_magnitude(4.0, 1.0)),
+        ({"scaling.yarn_attn_factor": 1.4}, 1.4),
+        ({"scaling.yarn_attn_factor": 1.0}, 1.0),
+        ({"scaling.yarn_attn_factor": 1.4, "scaling.attn_factor": 1.5}, 2.1),
+        ({"scaling.yarn_ext_factor": 1.0}, yarn_magnitude(4.0, 1.0)),
+    ],
+)
+def test_a_magnitude_of_yarn_that_a_config_told(keys: dict[str, Any], whole: float) -> None:
+    """transformers' `attention_factor` is the whole of it."""
+    assert yarn(keys) * yarn_magnitude(4.0, 1.0) == pytest.approx(whole)
+
+
+def test_half_a_yarn_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"yarn_ext_factor = 0\.5"):
+        yarn({"scaling.yarn_ext_factor": 0.5})
