@@ -31,6 +31,10 @@ KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) -> DecoderConfig:
     """The `{architecture}.*` keys of a GGUF file."""
     k = Keys(metadata, "GGUF metadata", architecture + ".")
+    if not k.flag("attention.causal", True):
+        raise ModelError(
+            "GGUF metadata: attention.causal is false: rows that see later ones are not known"
+        )
     heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
     head_dim = _head_dim(k, hidden // max(heads, 1))
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -147,6 +151,8 @@ def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[st
     own = k.integer("attention.key_length_swa", head_dim)
     if own != head_dim:
         found["window_head_dim"] = own
+    if k.integer("attention.value_length_swa", own) != own:
+        raise ModelError("GGUF metadata: attention.value_length_swa differs from key_length_swa")
     if k.has("rope.freq_base_swa"):
         turned = k.integer("rope.dimension_count_swa", own)
         found["window_rope"] = Rope(mode, turned, k.real("rope.freq_base_swa"), factors="")

@@ -189,6 +189,9 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
     told = {**unsaid, **checkpoint.metadata}
     config = from_gguf(told, a.name, a.rope_mode)
+    scaling = told.get(f"{a.name}.rope.scaling.type")
+    if scaling == "longrope" and LONG_FACTORS not in checkpoint.tensors:
+        raise ModelError(f"{path}: LongRoPE without its factors, {LONG_FACTORS!r}")
     own = a.read(Keys(told, "GGUF metadata", f"{a.name}."), config.num_hidden_layers)
     config = _drafting(a.complete(replace(config, **own)), checkpoint.tensors)
     parts = applied(a, a.parted, dict(checkpoint.tensors), config)
@@ -209,7 +212,7 @@ def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors
 
 def config_from_hf(a: Architecture, values: Mapping[str, Any]) -> DecoderConfig:
     """A config.json as the architecture reads it."""
-    check_fixed(values, a.fixed, a.name)
+    check_fixed(values, {**a.fixed, "is_causal": (True,)}, a.name)
     return a.complete(from_hf(a.translate({**a.hf_defaults, **values}), a.name))
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
+from test_models_unsaid import changed, folder
 
 from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
-from models.config import Keys, yarn_magnitude
+from models.config import LONG_FACTORS, Keys, yarn_magnitude
 from models.gguf_config import rope_from_gguf
 from models.registry import open_model
 from models.run.convert import model_to_gguf
@@ -129,3 +130,26 @@ def test_a_magnitude_of_yarn_that_a_config_told(keys: dict[str, Any], whole: flo
 def test_half_a_yarn_is_refused() -> None:
     with pytest.raises(ModelError, match=r"yarn_ext_factor = 0\.5"):
         yarn({"scaling.yarn_ext_factor": 0.5})
+
+
+def test_rows_that_see_later_ones_are_refused_by_either_file(tmp_path: Path) -> None:
+    path = changed("tiny/llama_tied", tmp_path / "m.gguf", {"attention.causal": False})
+    with pytest.raises(ModelError, match=r"attention\.causal"):
+        open_model(path)
+    changed("tiny/llama_tied", path, {"attention.causal": True})
+    assert open_model(path).layer_count == 6
+    with pytest.raises(ModelError, match="is_causal False"):
+        open_model(folder("tiny/llama_tied", tmp_path / "hf", {"is_causal": False}))
+
+
+def test_longrope_without_factors_is_refused(tmp_path: Path) -> None:
+    """The converter writes them for Phi-3 alone, and the type for every family."""
+    longrope = {"rope.scaling.type": "longrope"}
+    with pytest.raises(ModelError, match=LONG_FACTORS):
+        open_model(changed("tiny/llama_tied", tmp_path / "m.gguf", longrope))
+
+
+def test_values_of_sliding_layers_are_as_wide_as_keys(tmp_path: Path) -> None:
+    odd = {"attention.value_length_swa": 48}
+    with pytest.raises(ModelError, match="value_length_swa"):
+        open_model(changed("tiny2/gemma4_text", tmp_path / "m.gguf", odd))
