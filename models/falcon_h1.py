@@ -23,6 +23,8 @@ SEVERAL = {  # gate and down; z, x, B, C and dt
     "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
 }  # fmt: skip
 FACTOR = ".scale"  # the end of a vector's name
+BIASES = tuple(f".{n}.bias" for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate",
+                                      "ffn_down", "ssm_in", "ssm_out"))  # fmt: skip
 BARE = "ffn_norm"  # whose tensors have no ending in GGUF files
 
 
@@ -92,7 +94,11 @@ def _plain(name: str, values: Array) -> RawTensor:
 
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """As other layers of Mamba-2; a norm's name ends as others' do."""
+    """As other layers of Mamba-2; a norm's name ends as others' do. ModelError for biases of
+    matrices that have factors: a GGUF file does not tell those, and a bias may need one, too."""
+    for name in tensors:
+        if name.endswith(BIASES):
+            raise ModelError(f"{c.architecture}: biases of matrices are not known: {name!r}")
     found = mamba2.load(tensors, c)
     return {f"{n}.weight" if n.endswith(f".{BARE}") else n: t for n, t in found.items()}
 

@@ -9,6 +9,7 @@ import pytest
 from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 from test_models_unsaid import changed, folder
 
+from ggraph.dtype import F32
 from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
@@ -153,3 +154,16 @@ def test_values_of_sliding_layers_are_as_wide_as_keys(tmp_path: Path) -> None:
     odd = {"attention.value_length_swa": 48}
     with pytest.raises(ModelError, match="value_length_swa"):
         open_model(changed("tiny2/gemma4_text", tmp_path / "m.gguf", odd))
+
+
+@pytest.mark.parametrize("part", ["attn_k", "ffn_gate", "ssm_in"])
+def test_a_bias_of_falcon_h1_is_refused_as_its_config_is(part: str, tmp_path: Path) -> None:
+    """The factor that it may need is in the matrix alone."""
+    out, name = tmp_path / "m.gguf", f"blk.1.{part}.bias"
+    model_to_gguf(open_model(GOLDEN / "tiny2" / "falcon_h1"), out, "f32")
+    c = open_checkpoint(out)
+    rows = c.tensors[f"blk.1.{part}.weight"].shape[0]
+    bias = RawTensor(name, F32, (rows,), np.ones(rows, np.float32))
+    write_gguf(out, c.metadata, [*c.tensors.values(), bias])
+    with pytest.raises(ModelError, match=f"biases of matrices.*{name}"):
+        open_model(out)
