@@ -205,13 +205,68 @@ def test_refusals_name_the_culprit(raw: bytes, says: str) -> None:
     assert len(str(found.value)) < 300
 
 
-@pytest.mark.parametrize("more", [{}, {"general.architecture": "llama"}], ids=["later", "first"])
-def test_a_part_of_a_split_file_says_how_to_join_it(more: dict[str, str], tmp_path: Path) -> None:
-    """Later parts have no keys but those of the cut."""
-    told = {**more, "split.no": 1, "split.count": 3, "split.tensors.count": 20}
-    write_gguf(tmp_path / "part.gguf", told, [])
-    with pytest.raises(FormatError, match="part 2 of 3; join them with llama-gguf-split --merge"):
-        open_checkpoint(tmp_path / "part.gguf")
+@pytest.mark.parametrize("name", ["x-00001-of-00003.gguf", "x-00003-of-00003.gguf"])
+def test_a_split_file_is_what_it_was_whole(name: str, written: Path, tmp_path: Path) -> None:
+    """Whichever of its parts is named."""
+    assert len(split(written, tmp_path, 3)) == 3
+    whole, joined = open_checkpoint(written), open_checkpoint(tmp_path / name)
+    assert joined.architecture == whole.architecture
+    assert joined.metadata.keys() == whole.metadata.keys() == METADATA.keys()
+    assert list(joined.tensors) == list(whole.tensors)
+    for n, t in whole.tensors.items():
+        found = joined.tensors[n]
+        assert (found.dtype, found.shape) == (t.dtype, t.shape), n
+        assert np.array_equal(found.data, t.data), n
+
+
+def test_parts_that_do_not_fit_are_refused(written: Path, tmp_path: Path) -> None:
+    first, second, third = parts = split(written, tmp_path, 3)
+    own = [p.read_bytes() for p in parts]
+
+    def refused(path: Path, says: str) -> None:
+        with pytest.raises(FormatError, match=says):
+            open_checkpoint(path)
+        for p, raw in zip(parts, own, strict=True):
+            p.write_bytes(raw)
+
+    second.unlink()
+    refused(first, "x-00002-of-00003.gguf: No such file")
+    second.write_bytes(own[2])
+    refused(first, "x-00002-of-00003.gguf: it does not say that it is part 2 of 3")
+    second.write_bytes(written.read_bytes())
+    refused(first, "x-00002-of-00003.gguf: it does not say that it is part 2 of 3")
+    held = list(parse_gguf(own[0], "first").tensors.values())
+    write_gguf(second, cut(1, 3), held)
+    refused(third, "x-00002-of-00003.gguf: tensor 'a' stands in an earlier part, too")
+    write_gguf(second, cut(1, 3), [])
+    refused(first, "tensors in all parts, expected 7")
+    for odd in ("part.gguf", "x-00001-of-00004.gguf", "x-00002-of-00003"):
+        (tmp_path / odd).write_bytes(own[0])
+        refused(tmp_path / odd, "part 1 of 3, whose name would end in -00001-of-00003.gguf")
+    write_gguf(beyond := tmp_path / "x-00004-of-00003.gguf", cut(3, 3), [])
+    refused(beyond, "part 4 of 3")
+
+
+def cut(number: int, count: int) -> dict[str, int]:
+    """The keys of a part, and of later ones all keys."""
+    return {"split.no": number, "split.count": count, "split.tensors.count": len(tensors())}
+
+
+def split(path: Path, folder: Path, most: int) -> list[Path]:
+    """A file in parts of at most so many tensors, as the `gguf` package cuts it."""
+    held = gguf.GGUFReader(path)
+    architecture = held.fields["general.architecture"].contents()
+    w = gguf.GGUFWriter(folder / path.name, architecture, split_max_tensors=most)
+    for key, f in held.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            w.add_key_value(key, f.contents(), f.types[0], f.types[-1] if f.types[1:] else None)
+    for t in held.tensors:
+        w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return sorted(folder.glob(f"{path.stem}-*-of-*.gguf"))
 
 
 def test_missing_and_empty_files_are_one_clear_line(tmp_path: Path) -> None:

@@ -95,12 +95,14 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "m-Q4_K_M-00002-of-00002.gguf",
             "m-UD-Q2_K_XL.gguf",
         ),
+        "a/both": ("m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M.gguf"),
         "a/nothing": ("README.md",),
     }
     for repo, files in names.items():
         for f in files:
             (root / repo / f).parent.mkdir(parents=True, exist_ok=True)
-            (root / repo / f).write_bytes(small if f.endswith(".gguf") else b"# words")
+            own = small + f.encode() * ("-of-" in f)  # what is equal is kept once
+            (root / repo / f).write_bytes(own if f.endswith(".gguf") else b"# words")
     folder = chatting(root / "a" / "folder")
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"not wanted")
@@ -132,10 +134,10 @@ def silent(text: str) -> None:
         ("a/types:q4_0", "m.Q4_0.gguf"),
         ("a/types:Q8_0", "sub/m-Q8_0.gguf"),
         ("a/alone", "m-F16.gguf"),
-        ("a/mixed", "m-BF16.gguf"),
+        ("a/mixed:Q2_K_XL", "m-UD-Q2_K_XL.gguf"),
         ("a/mixed:f16", "m-F16.gguf"),
         ("a/mixed:bf16", "m-BF16.gguf"),
-        ("a/mixed:Q2_K_XL", "m-UD-Q2_K_XL.gguf"),
+        ("a/both", "m-Q4_K_M.gguf"),
     ],
 )
 def test_a_type_names_a_file(hub: Hub, repos: dict[str, Path], name: str, file: str) -> None:
@@ -148,6 +150,21 @@ def test_a_type_names_a_file(hub: Hub, repos: dict[str, Path], name: str, file: 
     assert len(asked) == 1, "only the file that is wanted"
     assert fetch_hub(name, said.append) == path and len(said) == 1, "nothing is fetched twice"
     assert [p for p in hub.sent if "resolve" in p] == asked, "once"
+
+
+@pytest.mark.parametrize("name", ["a/parts", "a/parts:q4_k_m", "a/mixed", "a/mixed:Q4_K_M"])
+def test_all_parts_of_a_file_are_fetched(hub: Hub, repos: dict[str, Path], name: str) -> None:
+    said: list[str] = []
+    path = fetch_hub(name, said.append)
+    repo = repos[name.partition(":")[0]]
+    parts = [f"m-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
+    assert [p.rpartition("/")[2] for p in hub.sent if "resolve" in p] == parts
+    assert path.name == parts[0]
+    whole = sum((repo / p).stat().st_size for p in parts)
+    assert said == [f"fetching {parts[0]} ({whole / 1e6:.0f} MB)"]
+    assert [(path.parent / p).read_bytes() for p in parts] == [
+        (repo / p).read_bytes() for p in parts
+    ]
 
 
 def test_a_folder_of_safetensors_is_fetched_whole(hub: Hub, repos: dict[str, Path]) -> None:
@@ -167,8 +184,6 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: Hub, repos: dict[str, Pat
         ("a/types:Q5_K_M", "no file of that type; there are m.Q4_0.gguf, m.q4_k_m.gguf"),
         ("a/folder:Q4_0", "has not a GGUF file of type Q4_0"),
         ("a/nothing", "has not a GGUF file or a config.json"),
-        ("a/parts", "one part of several, which ggraph does not join"),
-        ("a/mixed:Q4_K_M", "does not join; whole are m-BF16.gguf, m-F16.gguf, m-UD-Q2_K_XL.gguf"),
         ("a/mixed:K_XL2", "no file of that type"),
         ("a/unknown", "does not give it out (status 404)"),
     ],

@@ -15,6 +15,7 @@ from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
+from test_formats_gguf import split
 from test_models_options import CASES, UNTOLD, made
 from test_models_unsaid import LONGROPE, folder, mixtral, phi3
 
@@ -203,6 +204,17 @@ def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
             assert gaps[i] < CLOSE or mixture, (i, ours, theirs, gaps)
             assert i >= 8, f"too early to have said anything: {i}, {ours}, {theirs}"
             break
+
+
+def test_llama_cpp_reads_a_split_file_alike(tmp_path: Path) -> None:
+    whole = small_model(tmp_path / "small.gguf", PLAIN, GOLDEN / "tiny" / "llama_tied", "f32")
+    first = split(whole, tmp_path, 3)[0]
+    ids = np.load(GOLDEN / "tiny" / "llama_tied" / "expected.npz")["ids"].tolist()[:20]
+    peer = LogprobPeer(first, 1, CONTEXT)
+    theirs = peer.logprobs(ids, NEW).raw["ids"]
+    peer.close()
+    whole.unlink()
+    assert greedy(first, ids)[0] == theirs
 
 
 YARN = {

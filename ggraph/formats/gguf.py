@@ -7,6 +7,7 @@ infos, padding, tensor data. Source: the GGUF specification (ggml `docs/gguf.md`
 
 import mmap
 import os
+import re
 import struct
 from array import array
 from collections.abc import Iterable, Mapping
@@ -40,6 +41,8 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")  # the end of a part's name
+NUMBER, COUNT, TENSORS = CUT = ("split.no", "split.count", "split.tensors.count")  # of a part
 _SMALLEST = {_STRING: 8, _ARRAY: 12} | {k: struct.calcsize("<" + c) for k, c in _SCALARS.items()}
 _NUMPY = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4",
@@ -80,20 +83,74 @@ class _Cursor:
         return found
 
 
+_Contents = tuple[dict[str, Any], dict[str, RawTensor]]  # metadata and tensors of a file
+
+
 def read_gguf(path: Path) -> Checkpoint:
-    """Map and check a GGUF file (version 2 or 3, little-endian). Raises FormatError."""
+    """Map and check a GGUF file (version 2 or 3, little-endian), or all parts of one that is split,
+    of which `path` is any. Raises FormatError."""
+    metadata, tensors = found = _contents(_mapped(path), str(path))
+    if _is_part(metadata):
+        metadata, tensors = _joined(path, found)
+    return _checkpoint(str(path), metadata, tensors)
+
+
+def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
+    """The checkpoint in `data`, which is whole; tensors are read-only windows on it."""
+    return _checkpoint(where, *_contents(data, where))
+
+
+def _checkpoint(where: str, metadata: dict[str, Any], tensors: dict[str, RawTensor]) -> Checkpoint:
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise FormatError(f"{where}: general.architecture is {shown(architecture)}, not a name")
+    return Checkpoint(where, "gguf", architecture, metadata, tensors)
+
+
+def _mapped(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as f:
             if os.fstat(f.fileno()).st_size < 24:
                 raise FormatError(f"{path}: {os.fstat(f.fileno()).st_size} bytes are no GGUF file")
-            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    return parse_gguf(mapped, str(path))
 
 
-def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
-    """The checkpoint in `data`; tensors are read-only windows on it."""
+def _is_part(metadata: Mapping[str, Any]) -> bool:
+    number, count = metadata.get(NUMBER), metadata.get(COUNT)
+    return isinstance(number, int) and isinstance(count, int) and count > 1
+
+
+def _joined(path: Path, found: _Contents) -> _Contents:
+    """All parts of the file of which `path` is one, with contents `found`: the first one's metadata
+    without what says that it is a part."""
+    number, count = found[0][NUMBER], found[0][COUNT]
+    name = PART.search(path.name)
+    said = (int(name["number"]), int(name["count"])) if name is not None else None
+    if name is None or said != (number + 1, count) or number >= count:
+        raise FormatError(
+            f"{path}: part {number + 1} of {count}, whose name would end in"
+            f" -{number + 1:05d}-of-{count:05d}.gguf: the others are not to be found"
+        )
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, RawTensor] = {}
+    for i in range(count):
+        part = path.with_name(f"{path.name[: name.start()]}-{i + 1:05d}-of-{count:05d}.gguf")
+        own, more = found if i == number else _contents(_mapped(part), str(part))
+        if (own.get(NUMBER), own.get(COUNT)) != (i, count):
+            raise FormatError(f"{part}: it does not say that it is part {i + 1} of {count}")
+        twice = next((n for n in more if n in tensors), None)
+        if twice is not None:
+            raise FormatError(f"{part}: tensor {shown(twice)} stands in an earlier part, too")
+        metadata, tensors = metadata or own, tensors | more
+    if metadata.get(TENSORS, len(tensors)) != len(tensors):
+        told = shown(metadata[TENSORS])
+        raise FormatError(f"{path}: {len(tensors)} tensors in all parts, expected {told}")
+    return {k: v for k, v in metadata.items() if k not in CUT}, tensors
+
+
+def _contents(data: mmap.mmap | bytes, where: str) -> _Contents:
     c = _Cursor(data, where)
     tensor_count, pair_count = _header(c)
     metadata = _metadata(c, pair_count)
@@ -115,15 +172,7 @@ def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
         if offset % alignment:
             raise c.fail(f"tensor {shown(name)}: offset {offset} is no multiple of {alignment}")
         tensors[name] = _window(c, name, shape, dtype, start + offset)
-    number, parts = metadata.get("split.no"), metadata.get("split.count")
-    if isinstance(number, int) and isinstance(parts, int) and parts > 1:
-        raise FormatError(
-            f"{where}: part {number + 1} of {parts}; join them with llama-gguf-split --merge"
-        )
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise c.fail(f"general.architecture is {shown(architecture)}, not a name")
-    return Checkpoint(where, "gguf", architecture, metadata, tensors)
+    return metadata, tensors
 
 
 def _header(c: _Cursor) -> tuple[int, int]:

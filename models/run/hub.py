@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ggraph import InputError
+from ggraph.formats.gguf import PART
 
 USUAL_TYPE = "Q4_K_M"  # what llama.cpp takes where no type is named
 FOLDER_FILES = (".json", ".jinja", ".safetensors")
@@ -20,8 +21,9 @@ Tell = Callable[[str], None]
 
 def fetch_hub(name: str, tell: Tell) -> Path:
     """Path of the model called `name`: of the GGUF file of that type (else Q4_K_M, else the first),
-    or of a folder where the repository has safetensors alone. `tell` hears what is downloaded.
-    InputError for a bad name, an unknown one, a hub that cannot be reached, a full disk."""
+    of the first part where it is split, or of a folder where the repository has safetensors alone.
+    `tell` hears what is downloaded. InputError for a bad name, an unknown one, a hub that cannot be
+    reached, a full disk."""
     repo, kind = _parsed(name)
     hub: Any = import_module("huggingface_hub")  # a fifth of a second, for those who ask alone
     try:
@@ -33,7 +35,7 @@ def fetch_hub(name: str, tell: Tell) -> Path:
         chosen = _chosen(name, (p.relative_to(kept).as_posix() for p in kept.rglob("*")), kind)
         return kept / chosen if chosen is not None else kept
     chosen = _chosen(name, sizes, kind)
-    wanted = [chosen] if chosen is not None else [f for f in sizes if _of_folder(f)]
+    wanted = [f for f in sizes if _of_folder(f)] if chosen is None else _parts(chosen)
     try:
         missing = [f for f in wanted if not _is_kept(hub, repo, f, revision)]
         if missing:
@@ -76,8 +78,9 @@ def _kept(hub: Any, repo: str) -> Path | None:
 
 
 def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
-    """The GGUF file of type `kind`, of no type the usual one or the first that is whole; None where
-    the repository is a folder of safetensors. InputError where it has none, or only parts of it."""
+    """The GGUF file of type `kind`, of no type the usual one or the first, whole rather than the
+    first of its parts; None where the repository is a folder of safetensors. InputError where it
+    has none."""
     names = sorted(files)
     ggufs = [f for f in names if f.endswith(".gguf") and "mmproj" not in f.lower()]
     if not ggufs:
@@ -85,19 +88,20 @@ def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
             return None
         wanted = f"a GGUF file of type {kind}" if kind else "a GGUF file or a config.json"
         raise InputError(f"-hf {name}: the repository has not {wanted}")
-    whole = [f for f in ggufs if not re.search(r"-\d{5}-of-\d{5}\.gguf$", f)]
     own = rf"(?<![A-Za-z0-9]){re.escape(kind or USUAL_TYPE)}[.-]"  # F16 is no end of BF16
     typed = [f for f in ggufs if re.search(own, f, re.I)]
     if kind and not typed:
         raise InputError(f"-hf {name}: no file of that type; there are {', '.join(ggufs)}")
-    fitting = [f for f in typed if f in whole] or ([] if kind else whole)
-    if not fitting:
-        others = f"; whole are {', '.join(whole)}" if whole else ""
-        raise InputError(
-            f"-hf {name}: {typed[0] if typed else ggufs[0]} is one part of several, which ggraph "
-            f"does not join{others}"
-        )
-    return fitting[0]
+    return min(typed or ggufs, key=lambda f: PART.search(f) is not None)
+
+
+def _parts(file: str) -> list[str]:
+    """All parts of a file that is the first of some, else the file."""
+    part = PART.search(file)
+    if part is None:
+        return [file]
+    stem, count = file[: part.start()], part["count"]
+    return [f"{stem}-{i:05d}-of-{count}.gguf" for i in range(1, int(count) + 1)]
 
 
 def _of_folder(file: str) -> bool:
