@@ -1,8 +1,10 @@
-"""Granite 3: Llama with four fixed factors: of the embedding, of what each half layer adds, of the
-scores and of the logits. `blocks` applies them. Granite 4: Mamba-2 in most layers, attention that
-mostly does not turn in the others; with experts and one feed-forward for every row, or that alone.
+"""Granite 3: Llama, or Mixtral, with four fixed factors: of the embedding, of what each half layer
+adds, of the scores and of the logits. `blocks` applies them. Granite 4: Mamba-2 in most layers,
+attention that mostly does not turn in the others; with experts and one feed-forward for every row,
+or that alone.
 
-Sources: IBM's Granite 3.0 report; transformers `modeling_granite`, `modeling_granitemoehybrid`.
+Sources: IBM's Granite 3.0 report; transformers `modeling_granite`, `modeling_granitemoe`,
+`modeling_granitemoeshared`, `modeling_granitemoehybrid`.
 """
 
 from collections.abc import Mapping
@@ -61,8 +63,15 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def complete(c: DecoderConfig) -> DecoderConfig:
     """Experts as in Mixtral. A checkpoint of attention alone is one of Granite 3."""
     c = llama.complete(c)
-    plain = not any(c.recurrent_layers) and not c.num_experts
-    return replace(c, architecture=GRANITE.name) if plain else c
+    if any(c.recurrent_layers):
+        return c
+    return replace(c, architecture=(GRANITE_MOE if c.num_experts else GRANITE).name)
+
+
+def translate_moe(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The width of what every row takes beside its experts, where something does."""
+    wide = values.get("shared_intermediate_size", 0)
+    return {**without_window(values), "shared_expert_intermediate_size": wide}
 
 
 def read(k: Keys, layers: int) -> dict[str, Any]:
@@ -97,19 +106,24 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 TURNS = "rope.scaling.finetuned"  # so llama.cpp reads it for Granite
-MIXTURE = "block_sparse_moe.router"
+MIXTURE = {
+    "block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "shared_mlp.input_linear": "shared_in", "shared_mlp.output_linear": "shared_out",
+}  # fmt: skip
 GRANITE = Architecture(
     "granite", llama.build, ("GraniteForCausalLM",), "normal", fixed=SWIGLU,
     translate=without_window, hf_defaults={"attention_multiplier": 1.0}, keys=keys, read=read,
+)  # fmt: skip
+GRANITE_MOE = replace(
+    GRANITE, name="granitemoe", hf=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    translate=translate_moe, complete=llama.complete, sanitize=sanitize, layer_names=MIXTURE,
+    hf_defaults={"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2},
 )  # fmt: skip
 GRANITE_HYBRID = Architecture(
     "granitehybrid", build, ("GraniteMoeHybridForCausalLM",), "normal",
     fixed={**SWIGLU, "time_step_limit": mamba2.UNLIMITED}, translate=translate, complete=complete,
     sanitize=sanitize, load=mamba2.load, store=mamba2.store, keys=hybrid_keys, read=read,
-    layer_names={
-        **mamba2.names("mamba"), MIXTURE: "ffn_gate_inp", f"{MIXTURE}.layer": "ffn_gate_inp",
-        "shared_mlp.input_linear": "shared_in", "shared_mlp.output_linear": "shared_out",
-    },
+    layer_names={**mamba2.names("mamba"), **MIXTURE},
     hf_defaults={
         "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2,
         "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,

@@ -58,6 +58,30 @@ def through_latents(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+SHARED = 48
+
+
+def beside_experts(tensors: Held, rng: np.random.Generator) -> Held:
+    """A feed-forward that every row takes."""
+    found = dict(tensors)
+    for name, t in tensors.items():
+        if name.endswith("block_sparse_moe.router.layer.weight"):
+            wide, lead = t.shape[1], name.partition("block_sparse_moe")[0]
+            for part, shape in (("input", (2 * SHARED, wide)), ("output", (wide, SHARED))):
+                drawn = rng.standard_normal(shape) / 4
+                found[f"{lead}shared_mlp.{part}_linear.weight"] = drawn.astype(np.float16)
+    return found
+
+
+GRANITE_SHARED = {
+    "shared_intermediate_size": SHARED, "model_type": "granitemoeshared",
+    "architectures": ["GraniteMoeSharedForCausalLM"],
+}  # fmt: skip
+GRANITE_4 = {
+    "shared_intermediate_size": SHARED, "model_type": "granitemoehybrid",
+    "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["full_attention"] * 6,
+    "position_embedding_type": "rope", "mamba_n_heads": 8,
+}  # fmt: skip
 Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
 BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 CASES: dict[str, Case] = {
@@ -70,6 +94,8 @@ CASES: dict[str, Case] = {
     "lfm2_biases": ("tiny2/lfm2", {"conv_bias": True}, with_biases),
     "lfm2_moe_biases": ("tiny2/lfm2_moe", {"conv_bias": True}, with_biases),
     "nemotron_latent": ("tiny2/nemotron_h_moe", {"moe_latent_size": LATENT}, through_latents),
+    "granite_shared": ("tiny2/granite_moe", GRANITE_SHARED, beside_experts),
+    "granite_4_of_attention": ("tiny2/granite_moe", GRANITE_4, beside_experts),
     "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
