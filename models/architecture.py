@@ -159,13 +159,13 @@ def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: Decode
     another use for such names."""
     found: Tensors = {}
     for name, t in tensors.items():
+        if name.endswith(BOTH):
+            found |= halves(name.removesuffix(f"_{BOTH}"), ("gate", "up"), t)
+            continue
         match = _FUSED.fullmatch(name)
         layer, role, last = (int(match[1]), match[2], match[3]) if match else (0, "", "")
         parts = () if config.remembers(layer) else fused.get(role, ())
         at, sizes = 0, [_rows(p, config, layer) for p in parts]
-        if name.endswith(BOTH):
-            found |= halves(name.removesuffix(f"_{BOTH}"), ("gate", "up"), t)
-            continue
         if not parts or (t.shape[0] == sizes[-1] and role in parts):
             found[name] = t
             continue

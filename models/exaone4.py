@@ -14,7 +14,7 @@ from . import blocks, olmo2
 from .architecture import SWIGLU, Architecture
 from .blocks import Step
 from .config import DecoderConfig, Keys
-from .gguf_config import every
+from .gguf_config import types_every
 
 PERIOD = 4  # of the full layers, where a file does not say
 
@@ -32,8 +32,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds = values.get("layer_types")
     if not kinds:
         period = k.integer("sliding_window_pattern", PERIOD)
-        slides = every(period, k.integer("num_hidden_layers"))
-        kinds = [f"{('full', 'sliding')[t]}_attention" for t in slides]
+        kinds = types_every(period, k.integer("num_hidden_layers"))
     turned = [t == "sliding_attention" for t in kinds] if isinstance(kinds, list) else None
     return {**values, "layer_types": kinds, "rotated_layers": turned}
 

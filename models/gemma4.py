@@ -20,7 +20,7 @@ from . import blocks, gemma2
 from .architecture import BOTH, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys
-from .gguf_config import every
+from .gguf_config import types_every
 from .hf_config import rope_kind, scaling_of
 
 KV = "num_key_value_heads"
@@ -158,8 +158,7 @@ def kinds(k: Keys) -> Mapping[str, Any]:
     """Which layers slide: as listed, or all but every so-manieth; the last never does."""
     listed = k.get("layer_types")
     if not listed:
-        slides = every(PERIOD, k.integer("num_hidden_layers"))
-        listed = [f"{('full', 'sliding')[slid]}_attention" for slid in slides]
+        listed = types_every(PERIOD, k.integer("num_hidden_layers"))
     return {"layer_types": [*listed[:-1], "full_attention"] if isinstance(listed, list) else listed}
 
 

@@ -164,6 +164,11 @@ def every(period: int, layers: int) -> tuple[bool, ...]:
     return tuple(period > 1 and i % period < period - 1 for i in layer_range(layers))
 
 
+def types_every(period: int, layers: int, other: str = "sliding") -> list[str]:
+    """The same as config.json's `layer_types`."""
+    return [f"{other if own else 'full'}_attention" for own in every(period, layers)]
+
+
 def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:
     """Layers with a state: those without key-value heads, or told of by their number."""
     if 0 in kv:

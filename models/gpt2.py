@@ -16,7 +16,7 @@ from ggraph import Graph, ModelError, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
-from .architecture import Architecture, Tensors, changed
+from .architecture import FUSED, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys, layer_range
 
@@ -90,7 +90,7 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 def _queries_by(factor: float, t: RawTensor, rows: int) -> RawTensor:
     """The first rows times the factor, in float32: halves would be rounded."""
-    values = t.float32().copy()
+    values = t.float32()
     values[:rows] *= np.float32(factor)
     return RawTensor(t.name, dtypes.F32, t.shape, values)
 
@@ -117,7 +117,7 @@ GPT2 = Architecture(
         "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     },
     top_names={lead + a: b for a, b in TOPS.items() for lead in ("", "transformer.")},
-    fused={"attn_qkv": ("attn_q", "attn_k", "attn_v")},
+    fused=FUSED,
     translate=translate, complete=complete, sanitize=sanitize, keys=keys,
     fixed={
         "activation_function": (*TANH, *EXACT), "add_cross_attention": (False,),

@@ -15,7 +15,7 @@ from . import blocks
 from .architecture import SWIGLU, Architecture
 from .blocks import Step
 from .config import DecoderConfig, Keys, Rope
-from .gguf_config import every
+from .gguf_config import types_every
 from .hf_config import without_window
 
 PERIOD = 4  # of OLMo 3's full layers, where a file does not say
@@ -45,8 +45,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """OLMo 3's sliding layers, where its config does not list them."""
     if values.get("layer_types"):
         return values
-    slides = every(PERIOD, Keys(values, "config.json").integer("num_hidden_layers"))
-    return {**values, "layer_types": [f"{('full', 'sliding')[s]}_attention" for s in slides]}
+    layers = Keys(values, "config.json").integer("num_hidden_layers")
+    return {**values, "layer_types": types_every(PERIOD, layers)}
 
 
 OLMO2 = Architecture(

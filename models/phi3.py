@@ -3,7 +3,7 @@
 Source: Abdin et al. 2024 (arXiv 2404.14219); transformers `modeling_phi3`.
 """
 
-from .architecture import SWIGLU, Architecture
+from .architecture import FUSED, SWIGLU, Architecture
 from .llama import build
 
 PHI3 = Architecture(
@@ -13,5 +13,5 @@ PHI3 = Architecture(
     layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     hf_defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
     fixed={"hidden_act": SWIGLU["hidden_act"]},
-    fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
+    fused={**FUSED, "ffn_up": ("ffn_gate", "ffn_up")},
 )

@@ -18,7 +18,7 @@ from . import blocks, gemma2
 from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys
-from .gguf_config import every
+from .gguf_config import every, types_every
 from .lfm2 import kernel
 from .recurrent import convolved, delta_net
 
@@ -105,8 +105,9 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if values.get("layer_types"):
         return values
     period = k.integer("full_attention_interval", PERIOD)
-    linear = every(period, k.integer("num_hidden_layers"))
-    return {**values, "layer_types": [f"{('full', 'linear')[t]}_attention" for t in linear]}
+    return {
+        **values, "layer_types": types_every(period, k.integer("num_hidden_layers"), "linear"),
+    }  # fmt: skip
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

@@ -196,7 +196,7 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     own = a.read(Keys(told, "GGUF metadata", f"{a.name}."), config.num_hidden_layers)
     config = _drafting(a.complete(replace(config, **own)), checkpoint.tensors)
     parts = applied(a, a.parted, dict(checkpoint.tensors), config)
-    return config, applied(a, a.loaded, parts, config)
+    return config, applied(a, a.load, parts, config)
 
 
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:

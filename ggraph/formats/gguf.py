@@ -41,7 +41,7 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
-PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")  # the end of a part's name
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 NUMBER, COUNT, TENSORS = CUT = ("split.no", "split.count", "split.tensors.count")  # of a part
 _SMALLEST = {_STRING: 8, _ARRAY: 12} | {k: struct.calcsize("<" + c) for k, c in _SCALARS.items()}
 _NUMPY = {
@@ -117,6 +117,15 @@ def _mapped(path: Path) -> mmap.mmap:
         raise FormatError(f"{path}: {error.strerror or error}") from None
 
 
+def part_names(name: str) -> list[str]:
+    """All parts of the split file of which one is called so, in order; of another file its name."""
+    found = _PART.fullmatch(name)
+    if found is None:
+        return [name]
+    stem, count = found.groups()
+    return [f"{stem}-{i:05d}-of-{count}.gguf" for i in range(1, int(count) + 1)]
+
+
 def _is_part(metadata: Mapping[str, Any]) -> bool:
     number, count = metadata.get(NUMBER), metadata.get(COUNT)
     return isinstance(number, int) and isinstance(count, int) and count > 1
@@ -126,17 +135,15 @@ def _joined(path: Path, found: _Contents) -> _Contents:
     """All parts of the file of which `path` is one, with contents `found`: the first one's metadata
     without what says that it is a part."""
     number, count = found[0][NUMBER], found[0][COUNT]
-    name = PART.search(path.name)
-    said = (int(name["number"]), int(name["count"])) if name is not None else None
-    if name is None or said != (number + 1, count) or number >= count:
+    names = part_names(path.name)
+    if len(names) != count or path.name not in names[number : number + 1]:
         raise FormatError(
             f"{path}: part {number + 1} of {count}, whose name would end in"
             f" -{number + 1:05d}-of-{count:05d}.gguf: the others are not to be found"
         )
     metadata: dict[str, Any] = {}
     tensors: dict[str, RawTensor] = {}
-    for i in range(count):
-        part = path.with_name(f"{path.name[: name.start()]}-{i + 1:05d}-of-{count:05d}.gguf")
+    for i, part in enumerate(map(path.with_name, names)):
         own, more = found if i == number else _contents(_mapped(part), str(part))
         if (own.get(NUMBER), own.get(COUNT)) != (i, count):
             raise FormatError(f"{part}: it does not say that it is part {i + 1} of {count}")

@@ -23,13 +23,13 @@ from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, 
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.tensor import Kind
 
 from .. import blocks, gemma2, gemma4
 from ..blocks import Step
 from ..config import DecoderConfig
 from ..gguf_config import from_gguf
 from ..registry import Model, applied, completed, config_from_hf, sanitize, text_part
+from .tried import attempt
 
 NAME = "gemma4-assistant"
 HF_NAME = "Gemma4AssistantForCausalLM"
@@ -170,7 +170,7 @@ def open_assistant(path: Path, checkpoint: Checkpoint, target: Model) -> Assista
     _check(name, config, held, target)
     ids = np.arange(target.vocab_size, dtype=np.int64)
     head = AssistantHead(name, config, held, target, ids)
-    _try(head)
+    attempt(head, name, "assistant", spare=lambda n: n.startswith(CLUSTERS))
     return head
 
 
@@ -193,17 +193,3 @@ def _check(name: str, config: DecoderConfig, held: Mapping[str, RawTensor], targ
         )
     for i in range(config.num_hidden_layers):
         read_by(config, target.config, i)
-
-
-def _try(head: AssistantHead) -> None:
-    """Build both steps, so that a missing, misshapen or needless tensor is refused at once."""
-    used: set[str] = set()
-    for fed_back in (False, True):
-        try:
-            graph = head.build(DraftShape(2, 2, 1, 3, fed_back))
-        except ModelError as error:
-            raise ModelError(f"{head.name}: {error}") from error
-        used |= {t.name.removeprefix(head.PREFIX) for t in graph.leaves(Kind.WEIGHT)}
-    needless = [n for n in head.catalogue if n not in used and not n.startswith(CLUSTERS)]
-    if needless:
-        raise ModelError(f"{head.name}: no place for tensor {needless[0]!r} in this assistant")

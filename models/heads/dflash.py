@@ -24,7 +24,6 @@ import numpy as np
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.tensor import Kind
 
 from .. import blocks, qwen3
 from ..blocks import Step
@@ -32,6 +31,7 @@ from ..config import DecoderConfig, Keys
 from ..gguf_config import from_gguf
 from ..hf_config import from_hf
 from ..registry import Model, applied, completed, sanitize
+from .tried import attempt
 
 NAME = "dflash"
 HF_NAMES = ("DFlashDraftModel", "DFlash2DraftModel")
@@ -144,7 +144,7 @@ def open_dflash(path: Path, checkpoint: Checkpoint, target: Model) -> BlockHead:
     borrowed = _borrowed(held, target)
     name = path.stem if path.is_file() else path.name
     head = BlockHead(name, config, held, borrowed, taps, target_ids=ids, **told)
-    _try(head, path)
+    attempt(head, path, "drafter")
     return head
 
 
@@ -161,20 +161,6 @@ def _borrowed(held: Mapping[str, RawTensor], target: Model) -> dict[str, RawTens
     own = "token_embd.weight" in held  # then its output matrix is its own, too
     lacking = [n for n in names if n not in held and not (own and n == "output.weight")]
     return {n: target.catalogue[n] for n in lacking if n in target.catalogue}
-
-
-def _try(head: BlockHead, where: Path) -> None:
-    """Build both steps, so that a missing, misshapen or needless tensor is refused at once."""
-    used: set[str] = set()
-    for fed_back in (False, True):
-        try:
-            graph = head.build(DraftShape(2, 2, 1, 3, fed_back))
-        except ModelError as error:
-            raise ModelError(f"{where}: {error}") from error
-        used |= {t.name.removeprefix(BlockHead.PREFIX) for t in graph.leaves(Kind.WEIGHT)}
-    needless = [n for n in head.catalogue if n not in used]
-    if needless:
-        raise ModelError(f"{where}: no place for tensor {needless[0]!r} in this drafter")
 
 
 Told = tuple[DecoderConfig, dict[str, RawTensor], dict[str, Any]]

@@ -19,7 +19,6 @@ from ggraph import Array, ModelError
 from ggraph.decode.draft.head import DraftShape, Masked
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.tensor import Kind
 
 from .. import latent
 from ..config import DecoderConfig, Keys
@@ -33,6 +32,7 @@ from .dflash import BlockHead, is_block_drafter, open_dflash
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
 from .mtp import NextHead, open_mtp
 from .names import sanitize_head, target_ids, tensor_of
+from .tried import attempt
 
 _REFUSED = {
     "use_input_layernorm_in_first_layer": False,
@@ -256,20 +256,8 @@ def _head(
     tensors = completed(tensors, config.decoder)
     borrowed = _borrowed(path, config, tensors, target)
     head = Head(path.stem, config, tensors, borrowed, ids, masked)
-    _try(head, path)
+    attempt(head, path, "head", (DraftShape(1, 1, 1, 2, fed_back=False),), _SPARE.fullmatch)
     return head
-
-
-def _try(head: Head, where: Path) -> None:
-    """Build one step, so that a missing, misshapen or needless tensor is refused at once."""
-    try:
-        graph = head.build(DraftShape(1, 1, 1, 2, fed_back=False))
-    except ModelError as error:
-        raise ModelError(f"{where}: {error}") from error
-    used = {t.name.removeprefix(Head.PREFIX) for t in graph.leaves(Kind.WEIGHT)}
-    needless = [n for n in head.catalogue if n not in used and not _SPARE.fullmatch(n)]
-    if needless:
-        raise ModelError(f"{where}: no place for tensor {needless[0]!r} in this head")
 
 
 def _borrowed(

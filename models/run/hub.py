@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ggraph import InputError
-from ggraph.formats.gguf import PART
+from ggraph.formats.gguf import part_names
 
 USUAL_TYPE = "Q4_K_M"  # what llama.cpp takes where no type is named
 FOLDER_FILES = (".json", ".jinja", ".safetensors")
@@ -35,7 +35,7 @@ def fetch_hub(name: str, tell: Tell) -> Path:
         chosen = _chosen(name, (p.relative_to(kept).as_posix() for p in kept.rglob("*")), kind)
         return kept / chosen if chosen is not None else kept
     chosen = _chosen(name, sizes, kind)
-    wanted = [f for f in sizes if _of_folder(f)] if chosen is None else _parts(chosen)
+    wanted = [f for f in sizes if _of_folder(f)] if chosen is None else part_names(chosen)
     try:
         missing = [f for f in wanted if not _is_kept(hub, repo, f, revision)]
         if missing:
@@ -92,16 +92,7 @@ def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
     typed = [f for f in ggufs if re.search(own, f, re.I)]
     if kind and not typed:
         raise InputError(f"-hf {name}: no file of that type; there are {', '.join(ggufs)}")
-    return min(typed or ggufs, key=lambda f: PART.search(f) is not None)
-
-
-def _parts(file: str) -> list[str]:
-    """All parts of a file that is the first of some, else the file."""
-    part = PART.search(file)
-    if part is None:
-        return [file]
-    stem, count = file[: part.start()], part["count"]
-    return [f"{stem}-{i:05d}-of-{count}.gguf" for i in range(1, int(count) + 1)]
+    return min(typed or ggufs, key=lambda f: part_names(f) != [f])
 
 
 def _of_folder(file: str) -> bool:
