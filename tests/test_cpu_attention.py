@@ -10,6 +10,7 @@ from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph import Graph, Options, Session, input, open_backend, ops
 from ggraph.backends.cpu import attention, chunks
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import Jit, host_jit
@@ -18,6 +19,7 @@ from ggraph.backends.cpu.simd import I32X8, I64, KERNELS, Kernel, KernelSpec, Va
 from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
+from ggraph.ops.evaluate import evaluate
 
 SPOILT = 1 << 20  # bytes
 TYPES = {"f32": np.float32, "f16": np.float16, "q8_0": np.float32}
@@ -305,6 +307,32 @@ def test_a_finite_mask_is_added_to_the_scores() -> None:
     a |= listed(a["mask"])
     attend("attention_f32", 2, a)
     assert np.abs(a["y"] - oracle(a)).max() < 5e-6
+
+
+@pytest.mark.parametrize(("heads", "hd"), [((4, 2), 64), ((3, 1), 5)])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_mask_of_the_least_number_is_added_like_any_other(
+    rows: int, heads: tuple[int, int], hd: int
+) -> None:
+    """Other frameworks mask by it: a row that it covers whole weighs all alike, as soft_max's."""
+    n, rng = 300, np.random.default_rng(rows)
+    mask = np.zeros((rows, n), np.float32)
+    mask[0], mask[1:, ::3] = np.finfo(np.float32).min, np.finfo(np.float32).min
+    shapes = {"q": (rows, heads[0], hd), "k": (n, heads[1], hd), "v": (n, heads[1], hd)}
+    feeds = {x: rng.standard_normal(shape).astype(np.float32) for x, shape in shapes.items()}
+    feeds |= {"mask": mask, "x": rng.standard_normal(mask.shape).astype(np.float32)}
+    t = {x: input(x, a.shape) for x, a in feeds.items()}
+    graph = Graph.of({
+        "mixed": ops.flash_attn(t["q"], t["k"], t["v"], t["mask"], scale=hd**-0.5),
+        "chances": ops.soft_max(t["x"], t["mask"]),
+    })  # fmt: skip
+    meant = evaluate(graph, feeds)
+    with Session({"cpu": open_backend("cpu", threads=2)}, Options(strict=True)) as session:
+        session.prepare("k", graph)
+        found = session.run("k", feeds)
+    for x, want in meant.items():
+        assert np.abs(found[x] - want).max() < 1e-6, x
+    assert np.abs(found["chances"][0] - 1 / n).max() < 1e-6
 
 
 def test_rows_that_show_nothing() -> None:

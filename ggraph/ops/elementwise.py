@@ -167,7 +167,8 @@ def _clamp_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 
 def _clamp(a: Array, *, low: float, high: float) -> Array:
-    return np.clip(a, np.float32(low), np.float32(high))
+    number = a.dtype.type
+    return np.clip(a, number(low), number(high))
 
 
 CLAMP = register(

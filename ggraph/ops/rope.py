@@ -18,11 +18,11 @@ from ggraph.dtype import F16, F32, I32
 from ggraph.ops.rules import (
     choice,
     expect,
-    f32,
     f64,
     flag,
     index_type,
     integer,
+    like,
     plain_float,
     rank,
     real,
@@ -116,7 +116,7 @@ def _rope(x: Array, positions: Array, *factors: Array, **attrs: object) -> Array
     a, b = out[:, :, first], out[:, :, second]  # copies, [T, H, R/2]
     out[:, :, first] = a * cos - b * sin
     out[:, :, second] = a * sin + b * cos
-    return f32(out)
+    return like(out, x)
 
 
 def _cost(t: Tensor) -> Cost:

@@ -1,5 +1,7 @@
 """The evaluator: storage and values of every dtype, states, overwrites, bad feeds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,10 +9,11 @@ from hypothesis import strategies as st
 
 import ggraph.ops as ops
 from ggraph.backends import open_backend
-from ggraph.dtype import BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0, DType
-from ggraph.errors import GraphError, InputError
+from ggraph.dtype import BF16, F16, F32, F64, I8, I16, I32, I64, Q4_0, Q8_0, DType
+from ggraph.errors import GraphError, InputError, ShapeError
 from ggraph.graph import Graph
-from ggraph.ops.evaluate import evaluate, read, to_logical, to_storage, write
+from ggraph.ops import examples
+from ggraph.ops.evaluate import evaluate, read, reference, to_logical, to_storage, write
 from ggraph.session import Session
 from ggraph.tensor import Array, Tensor, input, state, weight
 
@@ -139,6 +142,7 @@ def test_what_is_given_in_64_bits_stays_so() -> None:
         "l2_norm": (ops.l2_norm(s), small / np.sqrt((small**2).sum())),
         "several": (ops.exp(ops.abs(s)) * s, np.exp(np.abs(small)) * small),
         "greater": (s > 0, (small > 0) * 1.0),
+        "clamp": (ops.clamp(t, -0.1, 0.1), x.clip(-0.1, 0.1)),
     }  # fmt: skip
     graph = Graph.of({n: y for n, (y, _) in cases.items()})
     with Session({"cpu": open_backend("cpu", threads=1)}) as session:
@@ -150,3 +154,23 @@ def test_what_is_given_in_64_bits_stays_so() -> None:
         assert str(y.dtype) == "f64", name
         for got in (found[name], meant[name]):
             assert np.allclose(got, want, 1e-13, 0, equal_nan=True), name
+
+
+def test_no_meaning_leaves_64_bits() -> None:
+    """Every op whose rule gives its source's type computes in it."""
+    rng, checked = np.random.default_rng(0), set()
+    for spec, _, example in examples.every():
+        args = tuple(replace(a, dtype=F64) if a.dtype is F32 else a for a in example.args)
+        try:
+            y = examples.build(spec, replace(example, args=args))
+        except ShapeError:
+            continue
+        if y.dtype is not F64 or y.is_view:
+            continue
+        values = [
+            given.astype(np.float64) if t.dtype is F64 else given
+            for given, t in zip((examples.values(a, rng) for a in args), y.sources, strict=True)
+        ]
+        assert reference(y, values).dtype == np.float64, (spec.name, example)
+        checked.add(spec.name)
+    assert {"rope", "clamp", "norm", "soft_max", "where"} < checked and len(checked) > 50, checked

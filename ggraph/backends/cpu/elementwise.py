@@ -194,7 +194,7 @@ def soft_max(k: Kernel) -> None:
             top.value = k.maximum(shown, top.value)
 
         _map(k, k.same(0, n), n, biased)
-        largest = k.maximum(words.hmax(k, top.value), -3.0e38)
+        largest = k.maximum(words.hmax(k, top.value), words.LOWEST)
 
         def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
             value = words.exp_below(k, _get(k, out + c * 4, left) - k.splat(largest, 8))

@@ -7,7 +7,7 @@ rows; a distance `kr` is that of rows of k, `kh` of heads, `kd` of numbers, in b
 from functools import partial
 from itertools import product
 
-from ggraph.backends.cpu import maths
+from ggraph.backends.cpu import maths, words
 from ggraph.backends.cpu.elements import number
 from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
 from ggraph.backends.cpu.sorts import KINDS
@@ -55,7 +55,7 @@ def _attend(k: Kernel, kinds: tuple[str, str]) -> None:
             score = _score(k, kinds, row, head, at)
             k.store(own + at * 4, score)
             top.value = k.select(score.is_nan(), score, k.maximum(top.value, score))
-        base, total = k.maximum(top.value, -3.0e38), k.var(0.0, F32)
+        base, total = k.maximum(top.value, words.LOWEST), k.var(0.0, F32)
         for at in k.loop(0, seen.value):
             weight = _one(k, "exp", k.load(own + at * 4, F32) - base)
             k.store(own + at * 4, weight)

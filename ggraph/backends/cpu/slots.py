@@ -8,8 +8,8 @@ from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F32, F32X8, I32, I32X8, I64, Kernel, Val, kernel, vec
 
 LIST_HEAD = 32  # bytes before a list's slots: their count, padding
+HIDDEN = float("-inf")  # what a mask adds where it shows nothing
 SPARE = 32  # entries after a list's last that may be written, and prefetched
-LOWEST = -3.0e38  # what the mask holds below that is hidden
 
 
 def list_bytes(n: int) -> int:
@@ -58,14 +58,14 @@ def shown_slots(k: Kernel) -> None:
                 given.value = words.load_tail(k, mask + ms * row + first * 4, left)
             bias = k.select(words.tail_mask(k, left), given.value, float("-inf"))
             at, known = entry.value, k.select(bias.is_nan(), k.const(0.0, F32X8), bias)
-            with k.if_else(-words.hmax(k, -known) > LOWEST) as (all_shown, not_all):
+            with k.if_else(-words.hmax(k, -known) > HIDDEN) as (all_shown, not_all):
                 with all_shown:
                     k.store(at, k.splat(k.cast("trunc", first, I32), 8) + lanes)
                     k.store(at + biases, bias)
                     entry.value = at + 32
-                with not_all, k.when(words.hmax(k, known) > LOWEST):
+                with not_all, k.when(words.hmax(k, known) > HIDDEN):
                     for lane in range(8):
-                        shows, at = k.lane(known, lane) > LOWEST, entry.value
+                        shows, at = k.lane(known, lane) > HIDDEN, entry.value
                         k.store(at, k.cast("trunc", first + lane, I32))
                         k.store(at + biases, k.lane(bias, lane))
                         entry.value = k.select(shows, at + 4, at)

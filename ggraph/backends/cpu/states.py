@@ -6,7 +6,6 @@ sum, 0 .., out[vd]] in float32.
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F32, F32X8, Kernel, Val, vec
-from ggraph.backends.cpu.slots import LOWEST
 
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
 SOFTENED = {8: 32, 16: 16}  # scores at once, by lanes: vectors take turns, of long chains each
@@ -22,7 +21,7 @@ def biased(k: Kernel, scores: Val, biases: Val, length: Val) -> Val:
     with k.when(k.arg("softcap") > 0.0):
         _capped(k, scores, length)
     lanes = SOFTENED[k.isa.lanes]
-    top = k.var(k.const(LOWEST, vec(F32, lanes)))
+    top = k.var(k.const(words.LOWEST, vec(F32, lanes)))
     for i in k.loop(0, length, lanes):
         shown = words.tail_mask(k, length - i, lanes)
         found = k.load(scores + i * 4, vec(F32, lanes)) + k.load(biases + i * 4, vec(F32, lanes))
@@ -82,7 +81,7 @@ def merge(k: Kernel, state: Val, part: Val) -> None:
 
 def clear(k: Kernel, state: Val) -> None:
     """The state of nothing seen."""
-    k.store(state, k.const(LOWEST, F32))
+    k.store(state, k.const(words.LOWEST, F32))
     k.store(state + 4, k.const(0.0, F32))
     for d in k.loop(0, k.arg("vd"), 8):
         k.store(state + d * 4 + HEAD, k.const(0.0, F32X8))

@@ -25,6 +25,7 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cephes), f
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
              4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)  # fmt: skip  # Cephes expf
 EXP_LOW = -87.3  # exp is 0 below
+LOWEST = -3.4028234663852886e38  # of finite float32: what is taken from -inf leaves that
 EXP_INFINITE = 89.0  # from here on exp surely is
 
 
