@@ -67,8 +67,9 @@ class Face:
     def _op(self, op: str, *sources: "Any", **attrs: "Any") -> "Tensor":
         raise TypeError(f"{op}: no tensor")
 
-    def _with(self, op: str, left: Any, right: Any) -> "Tensor":
-        """A binary op of tensors or numbers, one of them this tensor, broadcast both ways."""
+    def _with(self, op: str, left: Any, right: Any, name: str = "") -> "Tensor":
+        """A binary op of tensors or numbers, one of them this tensor, broadcast both ways; beside a
+        number the result has this tensor's type."""
         a, b = (self._tensor(v) for v in (left, right))
         try:
             shape = np.broadcast_shapes(a.shape, b.shape)
@@ -79,10 +80,13 @@ class Face:
             ) from None
         if a.shape != shape:
             a = self._op("repeat", a, shape=shape)
-        return self._op(op, a, b)
+        if isinstance(left, Face) or a.dtype is self.dtype:
+            return self._op(op, a, b, name=name)
+        return self._op("cast", self._op(op, a, b), dtype=self.dtype.name, name=name)
 
     def _tensor(self, value: "Operand") -> "Tensor":
-        """A number as a tensor of one element and this dtype. ShapeError for anything else."""
+        """A number as a tensor of one element, of this dtype or, beside narrower floats, float32.
+        ShapeError for anything else."""
         if isinstance(value, Face):
             return value
         if not is_number(value):
@@ -90,7 +94,9 @@ class Face:
                 f"expected a tensor or a number, got {shown(value)}: feed an array as an input, or "
                 "keep it as a weight"
             )
-        return self._op("fill", shape=(), value=real(value), dtype=str(self.dtype))
+        narrow = self.dtype.is_float and not self.dtype.is_block and self.dtype is not F64
+        kept = F32 if narrow else self.dtype
+        return self._op("fill", shape=(), value=real(value), dtype=kept.name)
 
     def _scaled(self, factor: float, bias: float) -> "Tensor":
         """A bias of 0 is none, so that zeros keep their sign."""
@@ -242,14 +248,9 @@ class Face:
     def _box(
         self, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
     ) -> "Tensor":
-        if any(s != 1 for s in steps):
-            counts = [int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape))]
-            start = sum(a * c for a, c in zip(starts, counts, strict=True))
-            strides = tuple(s * c for s, c in zip(steps, counts, strict=True))
-            return self._op("view", self, shape=sizes, steps=strides, start=(start,))
         if sizes == self.shape:
             return self  # type: ignore[return-value]  # all faces are tensors
-        return self._op("slice", self, starts=starts, sizes=sizes)
+        return self._op("slice", self, starts=starts, sizes=sizes, steps=steps)
 
     def _reduced(self, kind: str, axis: "int | Sequence[int] | None", keepdims: bool) -> "Tensor":
         if not isinstance(keepdims, bool | np.bool_):

@@ -572,10 +572,12 @@ def transpose(x: Array) -> Array:
 
 
 @oracle("slice")
-def box(x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
+def box(
+    x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
+) -> Array:
     y = np.zeros(sizes, x.dtype)
     for at in places(sizes):
-        y[at] = x[tuple(a + i for a, i in zip(starts, at, strict=True))]
+        y[at] = x[tuple(a + i * s for a, i, s in zip(starts, at, steps, strict=True))]
     return y
 
 

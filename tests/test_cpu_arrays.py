@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from program_kit import cases, executor
 
-from ggraph import Graph, input, weight
+from ggraph import Graph, Session, input, ops, weight
 from ggraph.backends.cpu import open as open_cpu
 from ggraph.backends.cpu.arrays import Room, arrays_in, vast
 from ggraph.backends.cpu.numpy_step import numpy_need
 from ggraph.device import Need
+from ggraph.dtype import ALL, DType
 from ggraph.errors import BackendError, GraphError, InputError
 from ggraph.extend import register_op
+from ggraph.formats import dequantize
 from ggraph.ops.evaluate import evaluate, to_storage
 from ggraph.pipeline import make_plan
 from ggraph.plan import VerifiedPlan
@@ -55,6 +57,22 @@ def test_a_room_gives_the_lowest_place_and_no_more_than_it_has() -> None:
     with arrays_in(few):
         assert np.ones(900, np.float32).sum() == 900
     assert few.close()
+
+
+@pytest.mark.parametrize("dtype", [d for d in ALL if d.is_block], ids=str)
+def test_weights_of_every_block_type_are_read_without_a_kernel(dtype: DType) -> None:
+    """Also of those that nothing here writes, whose values planning cannot make up."""
+    rows = RNG.integers(0, 256, (7, dtype.row_bytes(512)), np.uint8) & 0x37  # scales are finite
+    w = weight("w", (7, 512), dtype)
+    graph = Graph.of({"all": ops.cast(w, "f32"), "some": ops.cast(w[1::2, 256:], "f16")})
+    with Session({"cpu": open_cpu("cpu", threads=1)}) as session:
+        session.prepare("k", graph, {"w": rows})
+        found = session.run("k", {})
+    want = dequantize(rows, dtype)
+    assert np.isfinite(want).all()
+    assert np.array_equal(found["all"], want)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(found["some"], want[1::2, 256:].astype(np.float16))
 
 
 ENDS = """

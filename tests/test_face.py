@@ -26,9 +26,11 @@ from ggraph import (
     state,
     weight,
 )
+from ggraph.dtype import Q8_0
 from ggraph.errors import ShapeError
+from ggraph.formats import quantize
 from ggraph.ops import examples
-from ggraph.ops.evaluate import evaluate, to_storage
+from ggraph.ops.evaluate import evaluate, to_logical, to_storage
 from ggraph.plan import Plan
 from ggraph.verify import examine
 
@@ -89,6 +91,37 @@ def test_every_expression_means_what_numpys_does() -> None:
         for got in (found[name], meant[name]):
             assert got.shape == np.shape(want), name
             assert np.allclose(got, want, atol=2e-6, rtol=2e-6), name
+
+
+def turned(x: Any, r: np.random.Generator) -> Any:
+    """A random view of a tensor or an array, of its sizes alone."""
+    n = len(x.shape)
+    if r.random() < 0.4:
+        order = [int(i) for i in r.permutation(n)]
+        return x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
+    lows = [int(r.integers(0, size // 3 + 1)) for size in x.shape]
+    return x[tuple(slice(low, None, int(r.integers(1, 4))) for low in lows)]
+
+
+def test_every_slice_is_a_view_of_whatever_layout_and_type() -> None:
+    """Steps of what has gaps or another order were refused, as were rows of block types by steps;
+    nothing is copied, and each result is what NumPy's is."""
+    values = RNG.standard_normal((7, 9, 8)).astype(np.float32)
+    rows = quantize(RNG.standard_normal((7, 3, 32)).astype(np.float32), Q8_0)
+    made: dict[str, Tensor] = {"rows": input("r", (7, 3, 32), Q8_0)[1::2, ::2]}
+    wanted = {"rows": rows[1::2, ::2]}
+    for seed in range(30):
+        x, want, ways = input("x", values.shape), values, (1, 2, 3, 4)
+        for i in ways:
+            x, want = (turned(v, np.random.default_rng([seed, i])) for v in (x, want))
+        assert x.is_view and x.shape == want.shape, seed
+        made[f"{seed}"], wanted[f"{seed}"] = x, want
+    graph = Graph.of({n: ops.cont(x) for n, x in made.items()})
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("k", graph)
+        found = session.run("k", {"x": values, "r": rows})
+    for name, want in wanted.items():
+        assert np.array_equal(found[name].reshape(want.shape), want), name
 
 
 SHAPES = ((), (3,), (4,), (3, 4), (4, 3), (1, 4), (0, 4), (4, 0), (2, 3, 4), (2, 4, 3), (1, 4, 3),
@@ -153,6 +186,33 @@ def test_numbers_beside_tensors_do_what_numpy_does() -> None:
             assert np.array_equal(got, want, equal_nan=True), name
             there = ~np.isnan(want)
             assert np.array_equal(np.signbit(got)[there], np.signbit(want)[there]), name
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_numbers_beside_halves_keep_their_digits(dtype: str) -> None:
+    """A number that the tensor's type does not hold was rounded to it, or to infinity, before."""
+    x = input("x", (5,), dtype)
+    values = to_logical(to_storage(np.array([0.1, -3, 7, 1000, 60000], np.float32), x), x)
+    ways: dict[str, Callable[[Any, Any], Any]] = {
+        "x / c": lambda v, c: v / c, "c / x": lambda v, c: c / v, "c - x": lambda v, c: c - v,
+        "x ** c": lambda v, c: v**c, "c ** x": lambda v, c: c**v, "x > c": lambda v, c: v > c,
+    }  # fmt: skip
+    cases = {f"{n} {c}": (way, c) for n, way in ways.items() for c in (1e5, 0.1, 1e-9, 0, 1.001)}
+    made = {n: way(x, c) for n, (way, c) in cases.items()}
+    made |= {f"pow {c}": ops.pow(c, abs(x)) for c in (1.001, 1e5)}
+    assert all(y.dtype is x.dtype for y in made.values())
+    graph = Graph.of(made)
+    with Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True)) as session:
+        session.prepare("k", graph)
+        found = session.run("k", {"x": to_storage(values, x)})
+    meant = evaluate(graph, {"x": values})
+    cases |= {f"pow {c}": (lambda v, c: c ** np.abs(v), c) for c in (1.001, 1e5)}
+    for name, (way, c) in cases.items():
+        with np.errstate(all="ignore"):
+            want = to_storage(np.asarray(way(values, np.float32(c)), np.float32), x)
+        want = to_logical(want, x)
+        for got in (to_logical(found[name], x), meant[name]):
+            assert np.allclose(got, want, 8e-3 if dtype == "bf16" else 1e-3, equal_nan=True), name
 
 
 @pytest.mark.parametrize("by", [1e-310, -1e-310, 5e-324, 3.0, 1e-300, 1e308, 1.7e308, np.inf])

@@ -342,7 +342,8 @@ def pool_2d(
 
     stride is the kernel by default. ggml: GGML_OP_POOL_2D. Errors: ShapeError.
     """
-    return apply("pool_2d", x, name=name, **_pooling(kind, kernel, stride or kernel, padding))
+    step = kernel if stride is None else stride
+    return apply("pool_2d", x, name=name, **_pooling(kind, kernel, step, padding))
 
 
 def pool_1d(
@@ -357,5 +358,6 @@ def pool_1d(
     """`pool_2d` along the last axis of x [.., L] -> f32 [.., Y]. ggml: POOL_1D."""
     rank(x, 1)
     image = x.reshape(*x.shape[:-1], 1, x.shape[-1])  # [.., 1, L]
-    found = pool_2d(image, kind, (1, kernel), (1, stride or kernel), (0, padding))
+    step = kernel if stride is None else stride
+    found = pool_2d(image, kind, (1, kernel), (1, step), (0, padding))
     return apply("reshape", found, name=name, shape=(*x.shape[:-1], found.shape[-1]))

@@ -9,6 +9,7 @@ import numpy as np
 
 from ggraph.dtype import BF16, F16
 from ggraph.errors import ShapeError
+from ggraph.ops.create import fill
 from ggraph.ops.rules import (
     expect,
     f64,
@@ -245,8 +246,7 @@ def pow(a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
 
     No ggml peer. Errors: ShapeError.
     """
-    a, b = _alike("pow", a, b)
-    return apply("pow", a, b, name=name)
+    return _one_of("pow", a, b)._with("pow", a, b, name)
 
 
 def where(condition: Tensor, a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
@@ -262,19 +262,25 @@ def where(condition: Tensor, a: Tensor | float, b: Tensor | float, *, name: str 
 def _alike(op: str, *given: Tensor | float) -> tuple[Tensor, ...]:
     """Numbers as tensors of the first tensor's type, and all but the second repeated into the
     common shape; the second repeats by itself. ShapeError where no shape is common."""
-    tensors = [t for t in given if isinstance(t, Tensor)]
-    if not tensors:
-        raise ShapeError(f"{op}: {given}: expected a tensor among them")
+    tensors, first = [t for t in given if isinstance(t, Tensor)], _one_of(op, *given)
     try:
         shape = np.broadcast_shapes(*(t.shape for t in tensors))
     except ValueError:
         shapes = " and ".join(f"{list(t.shape)} of {t.label}" for t in tensors)
         raise ShapeError(f"{op}: cannot broadcast {shapes}") from None
-    made = [t if isinstance(t, Tensor) else tensors[0]._tensor(t) for t in given]
+    made = [t if isinstance(t, Tensor) else fill((), t, first.dtype) for t in given]
     return tuple(
         t if i == 1 or t.shape == shape else apply("repeat", t, shape=shape)
         for i, t in enumerate(made)
     )
+
+
+def _one_of(op: str, *given: Tensor | float) -> Tensor:
+    """The first tensor. ShapeError where all are numbers."""
+    found = next((t for t in given if isinstance(t, Tensor)), None)
+    if found is None:
+        raise ShapeError(f"{op}: {given}: expected a tensor among them")
+    return found
 
 
 def scale(a: Tensor, factor: float, bias: float = 0.0, *, name: str = "") -> Tensor:

@@ -176,20 +176,39 @@ TRANSPOSE = _view(
 
 def _slice_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, n = sources[0], len(sources[0].shape)
-    starts, sizes = integers(attrs, "starts", n), integers(attrs, "sizes", n)
-    inside = all(a >= 0 and s >= 0 and a + s <= m for a, s, m in zip(starts, sizes, x.shape))  # noqa: B905
-    expect(inside, f"starts {list(starts)} and sizes {list(sizes)} leave {list(x.shape)}")
-    steps = list(starts)
+    starts, sizes, steps = (integers(attrs, key, n) for key in ("starts", "sizes", "steps"))
+    expect(min(steps, default=1) > 0, f"steps {list(steps)}: expected whole numbers above 0")
+    stops = _stops(starts, sizes, steps)
+    inside = all(a >= 0 and s >= 0 and b <= m for a, s, b, m in zip(starts, sizes, stops, x.shape))  # noqa: B905
+    said = f" by steps {list(steps)}" if any(s != 1 for s in steps) else ""
+    expect(inside, f"starts {list(starts)} and sizes {list(sizes)}{said} leave {list(x.shape)}")
+    places = list(starts)
     if n and x.dtype.is_block:
         whole = starts[-1] % x.dtype.block == 0 and sizes[-1] % x.dtype.block == 0
         expect(whole, f"columns {starts[-1]} + {sizes[-1]} cut blocks of {x.dtype}")
-        steps[-1] //= x.dtype.block
-    offset = sum(a * s for a, s in zip(steps, x.strides, strict=True))
-    return Meta(sizes, x.dtype, x.strides, offset)
+        expect(steps[-1] == 1, f"columns by steps of {steps[-1]} cut blocks of {x.dtype}")
+        places[-1] //= x.dtype.block
+    offset = sum(a * s for a, s in zip(places, x.strides, strict=True))
+    strides = tuple(a * s for a, s in zip(steps, x.strides, strict=True))
+    return Meta(sizes, x.dtype, strides, offset)
 
 
-def _slice(x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
-    return x[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
+def _stops(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """Where each axis ends: behind the last place that is shown."""
+    axes = zip(starts, sizes, steps, strict=True)
+    return [a + (n - 1) * s + 1 if n else a for a, n, s in axes]
+
+
+def _slice(
+    x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
+) -> Array:
+    return x[tuple(map(slice, starts, _stops(starts, sizes, steps), steps))]
+
+
+def _box(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int] = ()) -> Attrs:
+    """What `slice` is told; by steps of 1 where none are given."""
+    by = tuple(steps) or (1,) * len(sizes)
+    return {"starts": tuple(starts), "sizes": tuple(sizes), "steps": by}
 
 
 SLICE = _view(
@@ -198,13 +217,15 @@ SLICE = _view(
     _slice,
     "VIEW",
     (
-        Example((Arg((4, 5)),), {"starts": (1, 2), "sizes": (2, 3)}),
-        Example((Arg((4, 3, 5), F16),), {"starts": (1, 0, 4), "sizes": (3, 3, 1)}),
-        Example((Arg((1,)),), {"starts": (0,), "sizes": (1,)}),
-        Example((Arg((4, 5)),), {"starts": (4, 0), "sizes": (0, 5)}),
-        Example((Arg((3, 96), Q8_0),), {"starts": (1, 32), "sizes": (2, 64)}),
+        Example((Arg((4, 5)),), _box((1, 2), (2, 3))),
+        Example((Arg((4, 3, 5), F16),), _box((1, 0, 4), (3, 3, 1))),
+        Example((Arg((1,)),), _box((0,), (1,))),
+        Example((Arg((4, 5)),), _box((4, 0), (0, 5))),
+        Example((Arg((3, 96), Q8_0),), _box((1, 32), (2, 64))),
+        Example((Arg((4, 7)),), _box((1, 0), (2, 3), (2, 3))),
+        Example((Arg((5, 32), Q8_0),), _box((0, 0), (3, 32), (2, 1))),
     ),
-    "slice(x, starts, sizes): the box of x that begins at `starts`.",
+    "slice(x, starts, sizes, steps): the box of x that begins at `starts`, every so many places.",
 )
 
 
@@ -293,11 +314,11 @@ def slice_(x: Tensor, starts: Sequence[int], sizes: Sequence[int], *, name: str 
 
     x of any dtype and layout; block types are cut at blocks. Errors: ShapeError.
     """
-    return apply("slice", x, name=name, starts=tuple(starts), sizes=tuple(sizes))
+    return apply("slice", x, name=name, **_box(starts, sizes))
 
 
 def narrow(x: Tensor, axis: int, start: int, count: int, *, name: str = "") -> Tensor:
-    """View of `count` places of one axis of x, from `start` on; see `slice_`."""
+    """View of `count` places of one axis of x, from `start` on; see `slice`."""
     n = len(x.shape)
     expect(-n <= axis < n, f"narrow: {x.label} {list(x.shape)} has no axis {axis}")
     starts, sizes = [0] * n, list(x.shape)
@@ -306,10 +327,10 @@ def narrow(x: Tensor, axis: int, start: int, count: int, *, name: str = "") -> T
 
 
 def rows(x: Tensor, start: int, count: int, *, name: str = "") -> Tensor:
-    """View of rows start .. start + count of x's first axis; see `slice_`."""
+    """View of rows start .. start + count of x's first axis; see `slice`."""
     return narrow(x, 0, start, count, name=name)
 
 
 def columns(x: Tensor, start: int, count: int, *, name: str = "") -> Tensor:
-    """View of columns start .. start + count of x's last axis; see `slice_`."""
+    """View of columns start .. start + count of x's last axis; see `slice`."""
     return narrow(x, -1, start, count, name=name)

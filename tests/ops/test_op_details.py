@@ -166,6 +166,8 @@ def test_rows_of_blocks_with_gaps_are_cut_between_blocks() -> None:
             r"\[O, I, h, w\]",
         ),
         (lambda: ops.pool_2d(input("x", (2, 2)), "min", (1, 1)), "one of max, avg"),
+        (lambda: ops.pool_1d(input("x", (4,)), "max", 2, 0), "kernel 2, stride 0"),
+        (lambda: input("w", (4, 64), Q8_0)[:, ::2], "by steps of 2 cut blocks"),
     ],
 )
 def test_errors_name_what_was_expected(build: object, message: str) -> None:
