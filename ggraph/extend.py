@@ -18,7 +18,7 @@ from ggraph.lazy import lazy
 from ggraph.ops.evaluate import read_only
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
-from ggraph.ops.rules import same_shape
+from ggraph.ops.rules import expect, rule
 from ggraph.tensor import (
     OPS,
     Array,
@@ -85,7 +85,7 @@ def register_op(
         raise GraphError(f"op {name!r}: its CUDA source declares no `KERNEL {name}(..)`")
     spec = OpSpec(
         name,
-        infer=_held_to(name, shape or same_shape),
+        infer=_held_to(name, shape or rule(name, "x+", _as_first)),
         reference=meaning,
         inplace_ok=tuple(inplace),
         elementwise=elementwise,
@@ -114,6 +114,13 @@ def _register(spec: OpSpec) -> None:
     except Exception:
         del OPS[spec.name]
         raise
+
+
+def _as_first(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    """The first source's shape and plain type: the rule of an op that brings none."""
+    x = sources[0]
+    expect(not x.dtype.is_block, f"{x.label}: expected a plain type, got {x.dtype} (cast it first)")
+    return Meta(x.shape, x.dtype)
 
 
 def _held_to(name: str, rule: Rule) -> Rule:

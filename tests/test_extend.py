@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import Array, Graph, Session, input, open_backend, ops, register_op
+from ggraph.dtype import ALL, Q8_0, DType
 from ggraph.errors import GgraphError, GraphError
 from ggraph.extend import address_of, load_installed
-from ggraph.ops.evaluate import evaluate
+from ggraph.ops.evaluate import evaluate, to_logical, to_storage
 from ggraph.ops.rules import same_shape
 from ggraph.tensor import OPS, Arg, Attrs, Example, Meta, OpSpec, Tensor, apply, register
 from ggraph.testing import Differs, _same_bits, check_op, check_plan
@@ -81,6 +82,28 @@ def test_within_an_op_a_mean_is_not_rounded(name: str) -> None:
             got = session.run("k", {"x": far})["y"]
         want = meaning(far.transpose(axes).astype(np.float64))
         assert np.abs(got - want).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [d for d in ALL if not d.is_block], ids=str)
+def test_an_op_without_a_rule_has_its_first_sources_type(dtype: DType) -> None:
+    """Of every plain type, integers too, whose ops were refused as no floats."""
+    args = Arg((3, 8), dtype, "ids:9"), Arg((3, 8), dtype, "ids:9")
+    op = register_op(
+        "together", lambda a, b: np.maximum(a, b) * 3 - b, examples=[Example(args)],
+        elementwise=True,
+    )  # fmt: skip
+    assert all(c.error == 0 for c in check_op("together"))
+    x = input("x", (6, 9), dtype)
+    y = op(op(x.T[1:], x.T[1:]), x.T[:-1])
+    assert y.dtype is dtype and y.shape == (8, 6)
+    fed = {"x": to_storage(np.arange(54, dtype=np.float32).reshape(6, 9) % 11, x)}
+    with Session({"cpu": open_backend("cpu")}) as session:
+        session.prepare("k", Graph.of({"y": y}))
+        found = session.run("k", fed)["y"]
+    t = (np.arange(54).reshape(6, 9) % 11).T
+    assert np.array_equal(to_logical(found, y), np.maximum(t[1:] * 2, t[:-1]) * 3 - t[:-1])
+    with pytest.raises(GgraphError, match="expected a plain type, got q8_0"):
+        op(input("w", (2, 32), Q8_0), x)
 
 
 def test_an_op_that_is_registered_anew_has_its_new_meaning() -> None:
