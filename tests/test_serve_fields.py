@@ -244,9 +244,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "prompt: List should have at most 64 items after validation, not 65"),
     ("/v1/embeddings", {"input": ["a"] * 3000},
      "input: List should have at most 256 items after validation, not 3000"),
-    ("/v1/responses", {"input": [{"type": "item_reference", "id": "a"}]},
-     "input.0: the type of an item: expected message, function_call, function_call_output or"
-     " reasoning"),
+    ("/v1/responses", {"input": [{"type": "elsewhere", "id": "a"}]},
+     "input.0: the type of an item: expected message, function_call, function_call_output,"
+     " item_reference or reasoning"),
     *((path, {name: -2}, f"{name}: Input should be greater than or equal to -1")
       for path, names in LIMITS.items() for name in names),
     (CHAT, {"chat_template_kwargs": {"messages": "a"}},
