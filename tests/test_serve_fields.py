@@ -251,6 +251,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
       for path, names in LIMITS.items() for name in names),
     (CHAT, {"chat_template_kwargs": {"messages": "a"}},
      "chat_template_kwargs: messages is not a variable of a template's own"),
+    *((CHAT, {"top_logprobs": 2, **told}, "top_logprobs: say logprobs true beside it: else none"
+       " are told") for told in ({}, {"logprobs": False}, {"logprobs": None})),
     (CHAT, {"continue_final_message": True}, "continue_final_message: say add_generation_prompt"
      " false beside it: there is no new message"),
     (CHAT, {"continue_final_message": True, "add_generation_prompt": False},
