@@ -270,6 +270,9 @@ def test_a_demanded_tool_is_called(server: Server) -> None:
     parts = list(server.client.chat.completions.create(**asked, stream=True))
     streamed = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
     assert [c.function.arguments for c in streamed] == [call.arguments]
+    assert {p.choices[0].delta.content for p in parts} == {None}  # "" is a text to some clients
+    words = server.client.chat.completions.create(model="m", messages=TALK, stream=True)
+    assert next(iter(words)).choices[0].delta.content == ""
     history = [
         *TALK,
         {"role": "assistant", "tool_calls": [c.model_dump() for c in choice.message.tool_calls]},
