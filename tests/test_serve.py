@@ -1,5 +1,6 @@
 """The server as a process of its own, asked by the `openai` client and by plain HTTP."""
 
+import gzip
 import json
 import random
 import re
@@ -30,6 +31,7 @@ WIDE: dict[str, Any] = {"temperature": 2, "top_p": 1, "extra_body": {"top_k": 0,
 WEB = httpx.Client(timeout=60)
 ENDLESS = {"256": -100, "257": -100}  # the end tokens of the tiny model
 TINY_HEAD = Path(__file__).parent / "golden" / "tiny" / "eagle3_for_llama_tied"
+CODINGS = ("utf-8-sig", "utf-8")
 TALK = [{"role": "user", "content": "Say something."}]
 
 
@@ -268,6 +270,9 @@ def test_a_demanded_tool_is_called(server: Server) -> None:
     parts = list(server.client.chat.completions.create(**asked, stream=True))
     streamed = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
     assert [c.function.arguments for c in streamed] == [call.arguments]
+    assert {p.choices[0].delta.content for p in parts} == {None}  # "" is a text to some clients
+    words = server.client.chat.completions.create(model="m", messages=TALK, stream=True)
+    assert next(iter(words)).choices[0].delta.content == ""
     history = [
         *TALK,
         {"role": "assistant", "tool_calls": [c.model_dump() for c in choice.message.tool_calls]},
@@ -337,7 +342,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/chat/completions", {"messages": TALK, "response_format": NO_SCHEMA}, 400, "schema"),
     ("/v1/embeddings", {"input": []}, 400, "the prompt is empty"),
     ("/v1/embeddings", {"input": 5}, 400, "input"),
-    ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 404, "input"),
     ("/v1/responses", {"input": [{"type": "reasoning"}]}, 400, "expected a message"),
     ("/v1/responses", {"input": "a", "tools": [{"type": "function"}]}, 400, "tools.0"),
     ("/v1/responses", {"input": "a", "tools": [{"type": 5}]}, 400, "tools.0"),
@@ -366,6 +371,41 @@ def test_bodies_that_are_no_json_are_refused(server: Server) -> None:
     assert big.status_code == 413
     other = {"origin": "http://elsewhere.example"}
     assert WEB.post(f"{server.url}/tokenize", json={}, headers=other).status_code == 403
+
+
+def test_a_mark_of_its_coding_is_no_part_of_a_body(server: Server) -> None:
+    """Some programs on Windows begin UTF-8 so."""
+    body = json.dumps({"content": "ä"}, ensure_ascii=False)
+    asked = (WEB.post(f"{server.url}/tokenize", content=body.encode(c)) for c in CODINGS)
+    marked, plain = (a.json() for a in asked)
+    assert marked == plain != {"tokens": []}
+
+
+def test_bodies_that_are_compressed_are_refused_by_name(server: Server) -> None:
+    """What unpacks to a thousand times its size is not unpacked to find out."""
+    url, body = f"{server.url}/tokenize", json.dumps({"content": "a"}).encode()
+    for kind in ("gzip", "br", "zstd, gzip"):
+        headers = {"content-encoding": kind}
+        reply = WEB.post(url, content=gzip.compress(body), headers=headers)
+        assert (reply.status_code, reply.headers["accept-encoding"]) == (415, "identity")
+        assert kind in reply.json()["error"]["message"]
+    reply = WEB.post(url, content=body, headers={"content-encoding": "Identity"})
+    assert reply.status_code == 200
+
+
+def test_every_reply_has_a_name(server: Server) -> None:
+    """By which clients tell of it, errors and streams among them."""
+    made = server.client.responses.create(model="m", input="a", max_output_tokens=1)
+    asked = {"prompt": "a", "max_tokens": 1, "stream": True}
+    replies = [
+        WEB.get(f"{server.url}/health"), WEB.get(f"{server.url}/nowhere"),
+        WEB.get(f"{server.url}/v1/completions"), WEB.post(f"{server.url}/v1/completions"),
+        WEB.post(f"{server.url}/v1/completions", json=asked),
+        WEB.get(f"{server.url}/v1/models", headers={"origin": "https://example.org"}),
+    ]  # fmt: skip
+    assert [r.status_code for r in replies] == [200, 404, 405, 400, 200, 403]
+    names = [made._request_id or "", *(r.headers["x-request-id"] for r in replies)]
+    assert all(re.fullmatch("req_[0-9a-f]{32}", n) for n in names) and len(set(names)) == 7
 
 
 def test_no_request_upsets_the_server_or_its_neighbour(server: Server) -> None:

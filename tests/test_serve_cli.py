@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ from models.cli.app import app
 from models.serve.server import listening
 
 ROOT = Path(__file__).parent.parent
+ENDS = ("server_error", "the server ends")
 
 
 def test_lines_of_a_key_file_that_are_no_keys(tmp_path: Path) -> None:
@@ -87,6 +89,44 @@ def test_a_second_signal_tells_who_waits_to_come_again(tmp_path: Path) -> None:
         for reply in (a.result() for a in asked):
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
             assert reply.json()["error"]["type"] == "server_error"
+
+
+def test_a_second_signal_tells_who_reads_a_stream(tmp_path: Path) -> None:
+    """By an event in the stream's own form: it broke off, as where a network fails."""
+    path = small_model(tmp_path / "m.gguf", {"llama.context_length": 60_000})
+    server = started(path, "-t", "1", "-c", "0")
+    more = {"logit_bias": {257: -100}, "stream": True}
+    asked = [
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 2}),
+        ("completions", {"prompt": "abc", "max_tokens": 50_000}),
+        ("responses", {"input": "abc"}),
+    ]
+    begun = threading.Barrier(len(asked) + 1)
+
+    def ask(where: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        found = list[str]()
+        url = f"{server.url}/v1/{where}"
+        with httpx.stream("POST", url, json={**body, **more}, timeout=60) as reply:
+            for line in reply.iter_lines():  # which fails where the reply is not whole
+                if line.startswith("data: {"):
+                    found.append(line.removeprefix("data: "))
+                    if len(found) == 10:
+                        begun.wait(30)
+        return [json.loads(line) for line in found]
+
+    with ThreadPoolExecutor() as pool:
+        replies = [pool.submit(ask, *a) for a in asked]
+        begun.wait(30)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.process.poll() is None and not any(r.done() for r in replies)
+        assert ended(server) == 0
+        chat, plain, response = (r.result() for r in replies)
+    for events, count in ((chat, 2), (plain, 1)):
+        errors = [e["error"] for e in events if "error" in e]
+        assert [(e["type"], e["message"]) for e in errors] == [ENDS] * count
+        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-count])
+    assert (response[-1]["type"], response[-1]["message"]) == ("error", ENDS[1])
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.0002, 0.05, 0.5])

@@ -244,13 +244,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "prompt: List should have at most 64 items after validation, not 65"),
     ("/v1/embeddings", {"input": ["a"] * 3000},
      "input: List should have at most 256 items after validation, not 3000"),
-    ("/v1/responses", {"input": [{"type": "item_reference", "id": "a"}]},
-     "input.0: the type of an item: expected message, function_call, function_call_output or"
-     " reasoning"),
+    ("/v1/responses", {"input": [{"type": "elsewhere", "id": "a"}]},
+     "input.0: the type of an item: expected message, function_call, function_call_output,"
+     " item_reference or reasoning"),
     *((path, {name: -2}, f"{name}: Input should be greater than or equal to -1")
       for path, names in LIMITS.items() for name in names),
     (CHAT, {"chat_template_kwargs": {"messages": "a"}},
      "chat_template_kwargs: messages is not a variable of a template's own"),
+    *((CHAT, {"top_logprobs": 2, **told}, "top_logprobs: say logprobs true beside it: else none"
+       " are told") for told in ({}, {"logprobs": False}, {"logprobs": None})),
     (CHAT, {"continue_final_message": True}, "continue_final_message: say add_generation_prompt"
      " false beside it: there is no new message"),
     (CHAT, {"continue_final_message": True, "add_generation_prompt": False},

@@ -100,6 +100,7 @@ def test_a_browser_may_call_this_machine_by_its_other_name(server: Server) -> No
     reply = WEB.post(f"{server.url}/tokenize", json={"content": "a"}, headers=page)
     for r in (first, reply):
         assert (r.status_code, r.headers["access-control-allow-origin"]) == (200, page["origin"])
+    assert reply.headers["access-control-expose-headers"] == "x-request-id"
     foreign = {"host": f"evil.example:{port}", "origin": f"http://evil.example:{port}"}
     reply = WEB.post(f"{server.url}/tokenize", json={"content": "a"}, headers=foreign)
     assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers

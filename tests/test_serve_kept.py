@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import openai
@@ -13,6 +14,8 @@ from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import TypeAdapter
 from serve_kit import Server, ended, started
 from small_model import learnable_model
+
+from models.serve.routing import kept_with
 
 WEB = httpx.Client(timeout=60)
 ASKED: dict[str, Any] = {"model": "m", "max_output_tokens": 4, "temperature": 0}
@@ -187,3 +190,49 @@ def test_tokens_are_counted_as_they_are_used(server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.input_tokens.count(input="a b " * 100_000)
     assert (refused.value.param, refused.value.code) == ("input", "context_length_exceeded")
+
+
+def test_items_that_are_kept_are_read_by_their_ids(server: Server) -> None:
+    """Of outputs and inputs, as if the client had sent all of them."""
+    client = server.client
+    calling = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 100, "model": "m"}
+    first = client.responses.create(**ASKED, input=SAID)
+    more = {**ASKED, "max_output_tokens": 12}
+    words = client.responses.create(**more, input="Hi", instructions="Be kind.")
+    assert words.output_text
+    call = client.responses.create(**calling, input="Set it.").output[0]
+    assert call.type == "function_call"
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    read = client.responses.input_items.list(first.id, order="asc").data
+    ids = [i.id for i in (*read, *words.output, call)]
+    given: list[Any] = [{"type": "item_reference", "id": id} for id in ids]
+    told: Any = [*SAID, {"role": "assistant", "content": words.output_text}, call.to_dict()]
+    made = client.responses.create(**ASKED, input=[*given, result])
+    whole = client.responses.create(**ASKED, input=[*told, result])
+    assert made.usage is not None and whole.usage is not None
+    assert made.output_text == whole.output_text
+    assert made.usage.input_tokens == whole.usage.input_tokens > 50
+    for response in (made, client.responses.create(**ASKED, input="On?")):
+        items = list(client.responses.input_items.list(response.id))
+        assert all(kept_with(i.id) == response.id for i in (*items, *response.output) if i.id)
+    assert shown(list(client.responses.input_items.list(made.id, order="asc"))) == [
+        *shown(read), ("assistant", words.output_text), ("set", call.call_id, {"on": ANY}),
+        (call.call_id, "done"),
+    ]  # fmt: skip
+
+
+def test_items_that_are_not_kept_are_refused(server: Server) -> None:
+    client = server.client
+    free = client.responses.create(**ASKED, input="Hi", store=False)
+    gone = client.responses.create(**ASKED, input="Hi")
+    client.responses.delete(gone.id)
+    there = client.responses.create(**ASKED, input="Hi").output[0].id or ""
+    lost = [free.output[0].id, gone.output[0].id, f"{there}_7", "rs_1", "", "x" * 200]
+    for id in lost:
+        with pytest.raises(openai.NotFoundError, match=r"no item .* is kept here") as unknown:
+            client.responses.create(**ASKED, input=[{"type": "item_reference", "id": str(id)}])
+        assert unknown.value.param == "input"
+    for wrong in ([{"type": "item_reference", "id": there}] * 2, [{"type": "item_reference"}]):
+        with pytest.raises(openai.BadRequestError, match=r"is there twice|Field required") as bad:
+            client.responses.create(**ASKED, input=wrong)  # type: ignore[arg-type]
+        assert bad.value.param == "input"

@@ -114,6 +114,9 @@ def test_a_prompts_letters_come_in_the_order_of_templates() -> None:
     w = wish_of({"previous_response_id": "resp_1", "user": "ann"}, "s", "resp_2", ["a"])
     assert (w.belongs, w.name, w.avoid) == (("s", "ann"), "resp_2", {"a"})
     assert w.needs == "resp_1"
+    named = [{"role": "user"}, {"type": "item_reference", "id": "fc_1_0"}, {"type": "message"}]
+    assert wish_of({"input": named}, "", "").needs == "resp_1"
+    assert wish_of({"input": [{"type": "item_reference"}]}, "", "").needs == ""
 
 
 def test_a_kept_response_is_found_in_every_address_of_its_own() -> None:

@@ -204,7 +204,7 @@ def test_who_comes_when_the_worker_stops_is_told_so() -> None:
         worker = Worker(Standing(fail), 9)  # type: ignore[arg-type]
         worker.start()
         await asyncio.to_thread(worker.stop)
-        with pytest.raises(Refused, match="stopping"):
+        with pytest.raises(Refused, match="the server ends"):
             asked(worker)
         assert worker.failure is None and worker.open == 0
 

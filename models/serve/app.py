@@ -26,7 +26,7 @@ from . import embeddings, schema
 from .bodies import Bodies
 from .conversations import Conversations, items_of, page_of
 from .engine import Service
-from .errors import Refused, as_reply, of_validation
+from .errors import REQUEST_ID, Refused, as_reply, of_validation, request_id
 from .generation import Asked, Generation
 from .guard import Guard
 from .metrics import Metrics
@@ -253,6 +253,7 @@ def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
             reply = Response(status_code=CLOSED)
         except asyncio.CancelledError:  # the process ends, or nobody hears this
             return as_reply(Refused("the server ends", 503, headers={"retry-after": "1"}))
+        reply.headers.setdefault(REQUEST_ID, request_id())
         metrics.requests.labels(path, str(reply.status_code)).inc()
         return reply
 
@@ -262,11 +263,13 @@ def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
 async def _unknown(request: Request, error: Exception) -> Response:
     """What no handler took."""
     status, where = getattr(error, "status_code", 500), request.url.path[:200]
-    if status >= 500:
-        LOG.error("%s failed", request.url.path, exc_info=error)
     if status != 405:
         said = f"no such address: {where}" if status == 404 else "the server failed"
-        return as_reply(Refused(said, status))
+        reply = as_reply(Refused(said, status))
+        if status >= 500:
+            id = reply.headers[REQUEST_ID]
+            LOG.error("%s failed, %s", request.url.path, id, exc_info=error)
+        return reply
     routes = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
     allowed = ", ".join(sorted(m for r in routes for m in r.methods))
     said = f"{where} answers {allowed}, not {request.method}"
@@ -315,8 +318,9 @@ def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
     if origins:
         every = ["*"]
         cors = Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every
-        )
+            CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every,
+            expose_headers=[REQUEST_ID],
+        )  # fmt: skip
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {404: _unknown, 405: _unknown, 500: _unknown}
     app = Starlette(

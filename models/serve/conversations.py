@@ -1,5 +1,6 @@
 """What `/v1/responses` keeps: conversations that a later response may go on with."""
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,12 +10,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .errors import Refused
-from .items import CallItem, Item, MessageItem, ResultItem
+from .items import CallItem, Item, MessageItem, ReferenceItem, ResultItem
 from .messages import CalledFunction, Message, ToolCall
 from .replies import JSON
+from .routing import kept_with
 from .schema import InputItemsQuery
 
 _MESSAGES = TypeAdapter(tuple[Message, ...])
+_ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,26 @@ class Conversations:
             self._held.move_to_end(id)
         return kept
 
+    def resolved(self, given: Sequence[Item]) -> list[Item]:
+        """An input with the items themselves where it names some that are kept. Refused where one
+        is not, and where it is named twice: a short request is to be no long prompt."""
+        there, found, seen = dict[str, dict[str, Any]](), list[Item](), set[str]()
+        for item in given:
+            if not isinstance(item, ReferenceItem):
+                found.append(item)
+                continue
+            response, shown = kept_with(item.id), f"{item.id[:80]!r}"
+            if item.id in seen:
+                raise Refused(f"input: item {shown} is there twice", param="input")
+            seen.add(item.id)
+            if response in self._held and response not in there:
+                there[response] = _items_with(response, self.find(response))
+            if (named := there.get(response, {}).get(item.id)) is None:
+                message = f"input: no item {shown} is kept here (any more): send all of it instead"
+                raise Refused(message, 404, "input")
+            found.append(_ITEM.validate_python(named))
+        return found
+
     def drop(self, id: str) -> None:
         """Forget a response. Refused where none is."""
         self._count -= self.find(id).size
@@ -102,6 +125,12 @@ def items_of(id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
             found.append({"type": "function_call", **more})
     name = id.removeprefix("resp_")
     return [{"id": f"item_{name}_{i}", "status": "completed", **f} for i, f in enumerate(found)]
+
+
+def _items_with(id: str, kept: Kept) -> dict[str, dict[str, Any]]:
+    """By their ids, the items that a response has read and made."""
+    read, made = items_of(id, kept.messages[:-1]), json.loads(kept.response)["output"]
+    return {item["id"]: item for item in (*read, *made)}
 
 
 def page_of(items: Sequence[dict[str, Any]], asked: InputItemsQuery) -> dict[str, Any]:

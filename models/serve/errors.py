@@ -1,6 +1,7 @@
 """What a client is told when a request cannot be served: a status and one line."""
 
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse
 from ggraph import GgraphError
 
 FORM = re.compile(r"^[A-Z]|[\[-]")  # ToolChoice, list[..], constrained-str
+REQUEST_ID = "x-request-id"  # the header by which a client can name a reply
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -37,7 +39,12 @@ def as_reply(error: Refused) -> JSONResponse:
     if error.status >= 500:
         kind = "server_error"
     told = body(str(error), kind, error.param, error.code)
-    return JSONResponse(told, error.status, headers=error.headers)
+    return JSONResponse(told, error.status, headers={**error.headers, REQUEST_ID: request_id()})
+
+
+def request_id() -> str:
+    """A name for a reply."""
+    return f"req_{secrets.token_hex(16)}"
 
 
 def body(

@@ -132,9 +132,9 @@ class Generation:
         """The answers as they come, as server-sent events; what another thread may send goes by the
         wire."""
         d, found = asked.dialect, [Whole() for _ in asked.answers.tickets]
-        if d.chat:
+        if d.chat:  # where there may be calls alone, some clients take "" for a text of its own
+            opening = {"role": "assistant"} | ({} if asked.reading else {"content": ""})
             for i in range(len(found)):
-                opening = {"role": "assistant", "content": ""}
                 yield _chunk(d, {"index": i, "delta": opening, "finish_reason": None})
 
         def tell(index: int, what: Said | Ended | None) -> bytes:

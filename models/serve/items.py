@@ -33,6 +33,13 @@ class ResultItem(Body):
     output: LongText | Annotated[list[TextPart], items(MOST_LIST)]
 
 
+class ReferenceItem(Body):
+    """An item of a response that is kept, of its output or of what it has read, by its id."""
+
+    type: Literal["item_reference"]
+    id: Annotated[str, Field(max_length=256)]
+
+
 PassedType = Literal[
     "reasoning", "custom_tool_call", "custom_tool_call_output", "web_search_call",
     "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
@@ -61,12 +68,13 @@ Item = Annotated[
     Annotated[MessageItem, Tag("Message")]
     | Annotated[CallItem, Tag("Function_Call")]
     | Annotated[ResultItem, Tag("Function_Call_Output")]
+    | Annotated[ReferenceItem, Tag("Item_Reference")]
     | Annotated[PassedItem, Tag("Passed")],
     Discriminator(
         _kind_of_item,
         custom_error_type="kind",
         custom_error_message="the type of an item: expected message, function_call,"
-        " function_call_output or reasoning",
+        " function_call_output, item_reference or reasoning",
     ),
 ]
 

@@ -100,7 +100,9 @@ class Responses:
 
     def _said(self, body: ResponsesRequest) -> tuple[Message, ...]:
         """All messages, instructions aside. Refused where there are none."""
-        said = self._before(body) + tuple(messages_of(body.input))
+        given = body.input
+        items = given if isinstance(given, str) else self.conversations.resolved(given)
+        said = self._before(body) + tuple(messages_of(items))
         if not said:
             raise Refused("input: expected a message", param="input")
         return said
@@ -213,10 +215,10 @@ def output_of(turn: Turn, a: Whole) -> list[dict[str, Any]]:
     """The items of a response: a message, calls of functions, or one and then the others."""
     calls = [
         {
-            "type": "function_call", "id": f"fc_{call['id'].removeprefix('call_')}",
+            "type": "function_call", "id": f"{turn.id.replace('resp_', 'fc_')}_{i}",
             "call_id": call["id"], "status": "completed", **call["function"],
         }
-        for call in turn.asked.calls(a)
+        for i, call in enumerate(turn.asked.calls(a))
     ]  # fmt: skip
     message = _message(turn, a)
     return [message, *calls] if message["content"][0]["text"] or not calls else calls

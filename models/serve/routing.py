@@ -49,7 +49,7 @@ def blocks_of(text: str) -> tuple[int, ...]:
 def wish_of(asked: Mapping[str, Any], session: str, name: str, avoid: Iterable[str] = ()) -> Wish:
     """The wish of a request's body."""
     before = asked.get("previous_response_id")
-    needs = before if isinstance(before, str) else ""
+    needs = before if isinstance(before, str) else _referred(asked.get("input"))
     belongs = [n for n in (session, asked.get("user")) if isinstance(n, str) and n]
     blocks = blocks_of(prompt_text(asked))
     return Wish(blocks, needs, tuple(belongs), name, frozenset(avoid))
@@ -59,6 +59,21 @@ def kept_in(path: str) -> str:
     """The kept response that an address names, "" where it names none."""
     found = re.match("/v1/responses/([^/?]+)", path)
     return found[1] if found else ""
+
+
+def kept_with(item: str) -> str:
+    """The response that an item's id names, of whose output or input it is; "" where it names
+    none."""
+    found = re.fullmatch(r"(?:msg|fc|item)_([0-9a-f]+)(?:_\d+)?", item)
+    return f"resp_{found[1]}" if found else ""
+
+
+def _referred(given: Any) -> str:
+    """The response of the last item that an input names."""
+    for item in reversed(given) if isinstance(given, list) else ():
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            return kept_with(str(item.get("id")))
+    return ""
 
 
 def prompt_text(asked: Mapping[str, Any]) -> str:

@@ -156,6 +156,13 @@ class ChatRequest(Sampling):
             raise PydanticCustomError("own", message, {"name": name})
         return value
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise PydanticCustomError("own", "say logprobs true beside it: else none are told")
+        return value
+
     @field_validator("continue_final_message")
     @classmethod
     def _instead_of_a_new_one(cls, value: bool, info: ValidationInfo) -> bool:

@@ -18,6 +18,7 @@ from .guard import HEAD_BYTES
 from .protocol import bounded
 
 DRAIN_SECONDS = 600
+LAST_SECONDS = 2  # for the last words to clients
 # Seconds between two requests of a connection: more than clients (5 to 15) and proxies (60) keep
 # one that is idle, as what is on its way to who hangs up first is lost
 IDLE_SECONDS = 75
@@ -32,6 +33,18 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open answers end by themselves, or at a second signal with the application: who waits is
+        told, and nothing computes any more when the model is closed."""
+        drained = asyncio.create_task(super().shutdown(sockets))
+        while not (drained.done() or self.force_exit):
+            await asyncio.wait({drained}, timeout=0.05)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+            await asyncio.wait({drained, *self.server_state.tasks}, timeout=LAST_SECONDS)
+        else:
+            await drained
 
 
 def serve(

@@ -90,7 +90,7 @@ class Worker:
         is answered any more."""
         with self._door:
             if self._over is not None:
-                raise Refused(f"the engine has ended: {self._over}", 503)
+                raise self.refusal(self._over)
             self.open += 1
             self._commands.put(lambda: self._submit(ticket, request))
 
@@ -101,7 +101,9 @@ class Worker:
     def refusal(self, error: str) -> Refused:
         """What a client is told of an answer that ended so: not that the request was wrong, where
         the engine has failed or stops."""
-        return Refused(error, 400 if self._over is None else 503)
+        if self._over is None:
+            return Refused(error)
+        return Refused(error, 503, headers={} if self.failure else {"retry-after": "1"})
 
     def hear(self, ticket: Ticket, saying: Saying) -> None:
         """What an answer says, in the batch's thread; it is asked when it is told."""
@@ -144,7 +146,7 @@ class Worker:
         except BaseException as error:  # a panic of Rust's, too: this end must not go unnoticed
             self.failure = _said_of(error)
         with self._door:
-            self._over = self.failure or "stopping"
+            self._over = self.failure or "the server ends"
         for text, ticket in self._tickets.items():
             self._end_with(ticket, Ended(text, self._over))
         self._tickets.clear()
