@@ -72,7 +72,7 @@ class Blame:
         return CounterExample(
             "unwritten" if s.tag is None else "stale",
             f"{reader} {a.value!r} and means {expected[0]!r} {_when(expected)}, but finds "
-            f"{self._found(s)}{self._uncarried(s, expected)}",
+            f"{self._found(s)}{_shifted(s, expected)}{self._uncarried(s, expected)}",
             self._site(s.writer) if s.writer >= 0 else None,
             self._site(u) if u is not None else None,
             self.plan.memory.regions[a.value].buffer,
@@ -85,7 +85,7 @@ class Blame:
 
     def _uncarried(self, s: Segment, expected: Tag) -> str:
         """What may have been meant where a state is found as an earlier run left it."""
-        value, run = expected
+        value, run, _ = expected
         if run != BEFORE or s.tag is None or s.tag[1] == BEFORE:
             return ""
         states = self.plan.schedule.carried
@@ -127,6 +127,13 @@ class Blame:
     def _nearby(self, *numbers: int) -> str:
         commands = self.plan.schedule.commands
         return neighbourhood(commands, *(u % len(commands) for u in numbers))
+
+
+def _shifted(s: Segment, expected: Tag) -> str:
+    """The right value is there, with another byte of it where each should be."""
+    if s.tag is None or s.tag[:2] != expected[:2]:
+        return ""
+    return f" at offset {s.tag[2]}, where it should lie at {expected[2]}"
 
 
 def _when(tag: Tag) -> str:
