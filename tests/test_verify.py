@@ -444,7 +444,7 @@ def test_a_counter_example_is_data_too() -> None:
     data = fault(p).to_json()
     assert (data["kind"], data["buffer"], data["bytes"]) == ("race", "mem", [0, SIZE])
     assert data["values"] == ["x", "y"] and data["missing"] == "'x' on d.0 -> 'y' on d.1"
-    assert [c["run"] for c in data["commands"]] == [0, 0]
+    assert [(c["run"], c["index"]) for c in data["commands"]] == [(0, 0), (0, 1)]
     assert len(data["repairs"]) == 2 and json.loads(json.dumps(data)) == data
     alone = fault(plan({"x": 1}, run(S0, "x"))).to_json()
     assert alone["commands"] == [None, None]

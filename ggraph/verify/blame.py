@@ -17,6 +17,7 @@ from ggraph.verify.report import (
     tenant_repair,
 )
 from ggraph.verify.segments import BEFORE, Segment, Tag
+from ggraph.verify.spans import Span, meetings
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Blame:
         other = s.tag[0] if s.tag is not None else a.value
         values, count = self.plan.schedule.values, len(self.plan.schedule.commands)
         smaller = min((values[other], values[a.value]), key=lambda v: v.nbytes)
-        apart = smaller if self._ground(other) != self._ground(a.value) else None
+        apart = smaller if self._part(first, second, smaller.name) else None
         return CounterExample(
             "race",
             f"{one.label!r} and {two.label!r} touch the same bytes and nothing orders them",
@@ -116,6 +117,26 @@ class Blame:
         while (below := values[name].same_as) is not None:
             name = below
         return name
+
+    def _part(self, u: int, v: int, name: str) -> bool:
+        """Whether commands u and v clash nowhere once `name` lies on bytes of its own."""
+        mine, theirs = (self._touched(x, self._ground(name)) for x in (u, v))
+        return not any(
+            writes or rewrites
+            for room in mine.keys() & theirs.keys()
+            for writes, rewrites in meetings(mine[room], theirs[room])
+        )
+
+    def _touched(self, u: int, ground: str) -> Mapping[tuple[str, bool], list[Span]]:
+        """What u touches and whether it writes there, by buffer and by whether it is `ground`'s."""
+        found: dict[tuple[str, bool], list[Span]] = {}
+        c, run = self._at(u), u // len(self.plan.schedule.commands)
+        for a, writes in (*((r, 0) for r in c.reads), *((w, 1) for w in c.writes)):
+            region = self.plan.memory.regions[a.value]
+            start = region.offsets[run % len(region.offsets)]
+            room = found.setdefault((region.buffer, self._ground(a.value) == ground), [])
+            room.append((start + a.start, start + a.stop, writes))
+        return found
 
     def _at(self, u: int) -> Command:
         return self.plan.schedule.commands[u % len(self.plan.schedule.commands)]
