@@ -3,7 +3,7 @@
 An operational meaning, with no notion of happens-before (which stands at the end, by itself): the
 host walks down the list, streams take commands from their queues, a wait holds its stream up until
 the record that was current when it was enqueued is done. `brute` visits every reachable state. Each
-cell of memory holds the value and the run that wrote it; reads check the tags.
+cell of memory holds the value, the run that wrote it and where it began; reads check the tags.
 
 What it calls harmful is exactly: two enabled commands that touch a byte, one of them writing (a
 race, whether or not tags would agree); a read, or the end of any run, that finds another tag than
@@ -20,7 +20,7 @@ from math import lcm
 
 from ggraph.plan import HOST_ACTOR, HOST_STEPS, Access, Actor, Command, Do, Plan
 
-Tag = tuple[str, int] | None
+Tag = tuple[str, int, int] | None
 Cells = tuple[int, ...]
 Memory = tuple[Tag, ...]
 State = tuple[tuple[int, ...], Memory]  # commands done per actor (host first), memory
@@ -125,9 +125,12 @@ class _Machine:
         offsets = self.plan.memory.regions[a.value].offsets
         return {o + edge for o in offsets for edge in (a.start, a.stop)}
 
+    def start(self, value: str, run: int) -> int:
+        offsets = self.plan.memory.regions[value].offsets
+        return offsets[run % len(offsets)]
+
     def where(self, a: Access, run: int) -> Cells:
-        region = self.plan.memory.regions[a.value]
-        offset = region.offsets[run % len(region.offsets)]
+        region, offset = self.plan.memory.regions[a.value], self.start(a.value, run)
         start, stop = offset + a.start, offset + a.stop
         first = self.base[region.buffer]
         spans = enumerate(pairwise(self.cells[region.buffer]))
@@ -137,15 +140,20 @@ class _Machine:
         memory = list(self.begin)
         for v in self.plan.schedule.values.values():
             if v.initial:
-                for slot in range(len(self.plan.memory.regions[v.name].offsets)):
+                slots = len(self.plan.memory.regions[v.name].offsets)
+                for slot in range(1 if v.name in self.plan.schedule.carried else slots):
                     for cell in self.where(Access(v.name, 0, v.nbytes), slot):
-                        memory[cell] = (v.name, -1)
+                        memory[cell] = (v.name, -1, self.start(v.name, slot))
         self.begin = tuple(memory)
 
     # Meaning.
 
-    def meant(self, value: str, run: int) -> Tag:
-        """The tag that run `run` must find where it reads `value`."""
+    def tag(self, value: str, run: int) -> Tag:
+        """What run `run` must find where it reads `value`: whose bytes, and not shifted."""
+        return *self.meant(value, run), self.start(value, run)
+
+    def meant(self, value: str, run: int) -> tuple[str, int]:
+        """The value that run `run` means by `value`, and the run that writes it."""
         made = (w.value for c in self.plan.schedule if c.do is not Do.HOST_FREE for w in c.writes)
         if value in made:
             return (value, run)
@@ -153,11 +161,12 @@ class _Machine:
         return (value, -1) if heir is None or run == 0 else self.meant(heir, run - 1)
 
     def _reads(self, c: Command, run: int) -> tuple[tuple[Cells, Tag], ...]:
-        return tuple((self.where(a, run), self.meant(a.value, run)) for a in c.reads)
+        return tuple((self.where(a, run), self.tag(a.value, run)) for a in c.reads)
 
     def _writes(self, c: Command, run: int) -> tuple[tuple[Cells, Tag], ...]:
         lost = c.do is Do.HOST_FREE
-        return tuple((self.where(a, run), None if lost else (a.value, run)) for a in c.writes)
+        tags = (None if lost else (a.value, run, self.start(a.value, run)) for a in c.writes)
+        return tuple(zip((self.where(a, run) for a in c.writes), tags, strict=True))
 
     def _lasting(self, run: int) -> Iterator[tuple[Cells, Tag]]:
         """What must be found once `run` is over, by the next run of this plan or of another."""
@@ -165,7 +174,7 @@ class _Machine:
             if v.kept or v.initial:
                 own = self.meant(v.name, 0) == (v.name, 0)  # made anew in each run
                 reader = run if own else run + 1
-                yield self.where(Access(v.name, 0, v.nbytes), reader), self.meant(v.name, reader)
+                yield self.where(Access(v.name, 0, v.nbytes), reader), self.tag(v.name, reader)
 
     # Execution.
 

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from verify_kit import (
@@ -251,6 +251,31 @@ def test_a_state_that_nobody_updates_may_be_its_own_heir() -> None:
     proof(plan({"x": 0, "z": 64}, *body, carried={"x": "x"}, x={"initial": True}))
 
 
+def test_a_state_is_found_where_its_heir_begins() -> None:
+    """The next run's x would be the second half of y."""
+    body = (run(S0, "z", "x:0:16"), run(S0, "y"), END)
+    half: dict[str, Any] = {"carried": {"x": "y"}, "x": {"initial": True, "nbytes": 16}}
+    proof(plan({"x": 0, "y": 0, "z": 64}, *body, **half))
+    f = fault(plan({"x": 16, "y": 0, "z": 64}, *body, **half))
+    assert f.kind == "stale" and f.second and f.second.iteration == 1
+    assert f.message.endswith("finds 'y' of run 0 at offset 0, where it should lie at 16")
+
+
+def test_states_take_turns_without_a_copy() -> None:
+    """Three generations in three slots. Only where the first run reads a state does it stand."""
+    where = {"y": (0, 32, 64), "x": (64, 0, 32), "w": (32, 64, 0), "z": 96}
+    body = (run(S0, "y", "x", "w"), run(S0, "z", "w"), END)
+    turns: dict[str, Any] = {"carried": {"x": "y", "w": "x"}, "x": INITIAL, "w": INITIAL}
+    proof(plan(where, *body, **turns))
+    f = fault(plan({**where, "w": (64, 64, 0)}, *body, **turns))
+    assert f.kind == "stale" and "means 'x' from before the first run" in f.message
+
+
+def test_slots_of_a_weight_do_not_overlap() -> None:
+    f = fault(plan({"x": (0, 16), "z": 64}, run(S0, "z", "x"), END, x=INITIAL))
+    assert f.kind == "stale" and (f.start, f.stop) == (16, 32)
+
+
 def test_a_second_run_must_not_find_its_state_overwritten() -> None:
     body = (run(S0, "z", "x"), run(S0, "w"), END)
     f = fault(plan({"x": 0, "z": 64, "w": 0}, *body, x=INITIAL))
@@ -419,7 +444,7 @@ def test_a_counter_example_is_data_too() -> None:
     data = fault(p).to_json()
     assert (data["kind"], data["buffer"], data["bytes"]) == ("race", "mem", [0, SIZE])
     assert data["values"] == ["x", "y"] and data["missing"] == "'x' on d.0 -> 'y' on d.1"
-    assert [c["run"] for c in data["commands"]] == [0, 0]
+    assert [(c["run"], c["index"]) for c in data["commands"]] == [(0, 0), (0, 1)]
     assert len(data["repairs"]) == 2 and json.loads(json.dumps(data)) == data
     alone = fault(plan({"x": 1}, run(S0, "x"))).to_json()
     assert alone["commands"] == [None, None]

@@ -175,6 +175,15 @@ def half(c: Command, start: int) -> Command:
     return replace(c, reads=(replace(c.reads[0], **span),), writes=(replace(c.writes[0], **span),))
 
 
+def cut(c: Command, name: str, start: int, stop: int, *others: str) -> Command:
+    """Only these bytes of what a command touches of a value, and of others."""
+    reads, writes = (
+        tuple(replace(a, start=start, stop=stop) if a.value in (name, *others) else a for a in side)
+        for side in (c.reads, c.writes)
+    )
+    return replace(c, reads=reads, writes=writes)
+
+
 PAIR = replace(moved("z", "w"), reads=(*at("ids"), *at("w")), writes=(*at("ids3@g"), *at("z")))
 OTHERS = (looked("ids2", "others"), moved("ids2@g", "ids2"))
 TWICE = (*OTHERS, half(moved("v", "table", "ids"), 0), half(moved("v", "table", "others"), 32))
@@ -186,6 +195,7 @@ SOUND: dict[str, tuple[Command, ...]] = {
     "with what their copy was made of": (moved("ids3@g", "ids"), made("part", "ids3@g")),
     "moved on as it came": (moved("y", "part", "ids"),),
     "moved on after another look": (looked("ids"), moved("y", "part", "ids")),
+    "with some of the indices": (cut(made("part", "ids@g"), "ids@g", 0, 8),),
     "the indices alone": (made("ids@g"),),
     "in two parts, with the indices of both": (*TWICE, made("v", "ids@g", "ids2@g")),
     "beside a copy of nothing": (replace(moved("y", "w"), reads=(), writes=()), made("w")),
@@ -196,6 +206,17 @@ UNSOUND: dict[str, tuple[Command, ...]] = {
     "after another value": (made("w", "part"),),
     "with what a kernel made of the indices": (made("ids@g", out="ids3@g"), made("part", "ids3@g")),
     "with a part of the indices": (moved("ids3@g", "ids", "ids"), made("part", "ids3@g")),
+    "with none of the indices": (cut(made("part", "ids@g"), "ids@g", 0, 0),),
+    "with indices that the host has not read": (
+        cut(looked("ids"), "ids", 0, 8),
+        moved("more", "table", "ids"),
+        made("more", "ids@g"),
+    ),
+    "with half of a copy, the rest another's": (
+        cut(moved("ids3@g", "ids"), "ids3@g", 0, 8, "ids"),
+        cut(made(out="ids3@g"), "ids3@g", 8, 16),
+        made("part", "ids3@g"),
+    ),
     "with what one copy moves beside the indices": (PAIR, made("part", "z")),
     "in two parts, with the indices of the second": (*TWICE, made("v", "ids2@g")),
     "in two parts, with the indices of the first": (*TWICE, made("v", "ids@g")),
@@ -229,6 +250,13 @@ def test_a_state_that_a_partial_copy_left_is_not_whole_in_the_next_run(
         assert isinstance(verdict, Certificate), str(verdict)
     else:
         assert "reads slices of 's' that its partial copy need not bring" in str(verdict)
+
+
+def test_what_is_kept_is_not_brought_in_part() -> None:
+    p = without_graph(made("part", "ids@g"))
+    values = {n: replace(v, kept=n == "part") for n, v in p.schedule.values.items()}
+    verdict = examine(replace(p, schedule=replace(p.schedule, values=values)))
+    assert "slices of 'part', which must be whole when the run ends" in str(verdict)
 
 
 def test_a_part_of_a_part_chosen_by_others_is_no_part_of_it() -> None:

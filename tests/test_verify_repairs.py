@@ -52,6 +52,15 @@ def repaired(p: Plan, repair: Repair) -> Plan:
     return ordered(p, repair.after, repair.before)
 
 
+def test_bytes_of_its_own_are_offered_where_they_part_the_two() -> None:
+    """y lies in place of x: wherever y goes, it still reads what the next run's x overwrites."""
+    body = (run(S0, "x"), record(S0), wait(S1), run(S1, "y", "x"))
+    f = fault(plan({"x": 0, "y": 0}, *body, y={"may_replace": ("x",)}))
+    assert [r.apart for r in f.repairs] == [None]
+    f = fault(plan({"x": 0, "y": 32, "z": 0}, *body, run(S0, "z")))
+    assert f.values == ("x", "z") and {r.apart for r in f.repairs} == {None, "x"}
+
+
 def where(f: CounterExample, p: Plan) -> tuple[object, ...]:
     """What makes a fault the same after a repair has moved indices."""
     texts = tuple(s.text if s else "" for s in (f.first, f.second))

@@ -17,6 +17,7 @@ from ggraph.verify.report import (
     tenant_repair,
 )
 from ggraph.verify.segments import BEFORE, Segment, Tag
+from ggraph.verify.spans import Span, meetings
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Blame:
         other = s.tag[0] if s.tag is not None else a.value
         values, count = self.plan.schedule.values, len(self.plan.schedule.commands)
         smaller = min((values[other], values[a.value]), key=lambda v: v.nbytes)
-        apart = smaller if self._ground(other) != self._ground(a.value) else None
+        apart = smaller if self._part(first, second, smaller.name) else None
         return CounterExample(
             "race",
             f"{one.label!r} and {two.label!r} touch the same bytes and nothing orders them",
@@ -72,7 +73,7 @@ class Blame:
         return CounterExample(
             "unwritten" if s.tag is None else "stale",
             f"{reader} {a.value!r} and means {expected[0]!r} {_when(expected)}, but finds "
-            f"{self._found(s)}{self._uncarried(s, expected)}",
+            f"{self._found(s)}{_shifted(s, expected)}{self._uncarried(s, expected)}",
             self._site(s.writer) if s.writer >= 0 else None,
             self._site(u) if u is not None else None,
             self.plan.memory.regions[a.value].buffer,
@@ -85,7 +86,7 @@ class Blame:
 
     def _uncarried(self, s: Segment, expected: Tag) -> str:
         """What may have been meant where a state is found as an earlier run left it."""
-        value, run = expected
+        value, run, _ = expected
         if run != BEFORE or s.tag is None or s.tag[1] == BEFORE:
             return ""
         states = self.plan.schedule.carried
@@ -117,6 +118,26 @@ class Blame:
             name = below
         return name
 
+    def _part(self, u: int, v: int, name: str) -> bool:
+        """Whether commands u and v clash nowhere once `name` lies on bytes of its own."""
+        mine, theirs = (self._touched(x, self._ground(name)) for x in (u, v))
+        return not any(
+            writes or rewrites
+            for room in mine.keys() & theirs.keys()
+            for writes, rewrites in meetings(mine[room], theirs[room])
+        )
+
+    def _touched(self, u: int, ground: str) -> Mapping[tuple[str, bool], list[Span]]:
+        """What u touches and whether it writes there, by buffer and by whether it is `ground`'s."""
+        found: dict[tuple[str, bool], list[Span]] = {}
+        c, run = self._at(u), u // len(self.plan.schedule.commands)
+        for a, writes in (*((r, 0) for r in c.reads), *((w, 1) for w in c.writes)):
+            region = self.plan.memory.regions[a.value]
+            start = region.offsets[run % len(region.offsets)]
+            room = found.setdefault((region.buffer, self._ground(a.value) == ground), [])
+            room.append((start + a.start, start + a.stop, writes))
+        return found
+
     def _at(self, u: int) -> Command:
         return self.plan.schedule.commands[u % len(self.plan.schedule.commands)]
 
@@ -127,6 +148,13 @@ class Blame:
     def _nearby(self, *numbers: int) -> str:
         commands = self.plan.schedule.commands
         return neighbourhood(commands, *(u % len(commands) for u in numbers))
+
+
+def _shifted(s: Segment, expected: Tag) -> str:
+    """The right value is there, with another byte of it where each should be."""
+    if s.tag is None or s.tag[:2] != expected[:2]:
+        return ""
+    return f" at offset {s.tag[2]}, where it should lie at {expected[2]}"
 
 
 def _when(tag: Tag) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.tensor import Tensor
 from ggraph.verify.report import CounterExample, at_command
+from ggraph.verify.spans import merged
 from ggraph.verify.wiring import original
 
 Part = tuple[Command, Sequence[Access]]  # a partial copy, and what the host had read to choose it
@@ -46,6 +47,9 @@ def part_faults(plan: Plan) -> Iterator[CounterExample]:
                 message = f"reads slices of {a.value!r} that its partial copy need not bring"
                 yield at_command(plan, i, "declaration", message)
         for a in c.writes if c.chosen_by is not None else ():
+            if plan.schedule.values[a.value].kept:
+                message = f"brings slices of {a.value!r}, which must be whole when the run ends"
+                yield at_command(plan, i, "declaration", message)
             brought.setdefault(a.value, []).append(this)
 
 
@@ -69,9 +73,21 @@ def _same_slices(this: Part, a: Access, part: Part, tensors: Mapping[str, Tensor
 
 def _reads_indices(c: Command, looked: Sequence[Access], alike: Mapping[str, str]) -> bool:
     """Whether a launch, of which nothing but its declaration is known, reads the indices too: what
-    the host read, or what whole copies made of it or it of."""
-    read, meant = ({alike.get(a.value, a.value) for a in side} for side in (c.reads, looked))
-    return not read.isdisjoint(meant)
+    the host read, or what whole copies made of it or it of, and no byte of them beside."""
+    seen, read = (_ranges(side, alike) for side in (looked, c.reads))
+    return not seen.keys().isdisjoint(read) and all(
+        merged(seen[name] + read[name]) == merged(seen[name]) for name in seen.keys() & read.keys()
+    )
+
+
+def _ranges(
+    accesses: Sequence[Access], alike: Mapping[str, str]
+) -> Mapping[str, list[tuple[int, int]]]:
+    """The bytes that are touched, by what the values are alike to."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for a in (a for a in accesses if a.start < a.stop):
+        found.setdefault(alike.get(a.value, a.value), []).append((a.start, a.stop))
+    return found
 
 
 def _alike(plan: Plan) -> Mapping[str, str]:
@@ -83,7 +99,10 @@ def _alike(plan: Plan) -> Mapping[str, str]:
             above[name] = name = above[above[name]]
         return name
 
-    for c in plan.schedule:
-        if c.do is Do.COPY and c.chosen_by is None and len(c.reads) == len(c.writes) == 1:
+    def whole(a: Access) -> bool:
+        return (a.start, a.stop) == (0, plan.schedule.values[a.value].nbytes)
+
+    for c in (c for c in plan.schedule if c.do is Do.COPY and c.chosen_by is None):
+        if len(c.reads) == len(c.writes) == 1 and all(map(whole, (*c.reads, *c.writes))):
             above[top(c.reads[0].value)] = top(c.writes[0].value)
     return {name: top(name) for name in list(above)}

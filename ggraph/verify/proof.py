@@ -67,12 +67,13 @@ class Proof:
         yield from ended
 
     def _begin(self) -> None:
-        """Initial values stand in their bytes before anything runs."""
+        """Initial values stand in their bytes before anything runs: a state where the first run
+        reads it, since later runs read its heir, all others wherever some run reads them."""
         for v in self.plan.schedule.values.values():
             if v.initial and v.nbytes and v.same_as is None:
                 history, offsets = self._homes[v.name]
-                for offset in offsets:
-                    history.write(offset, offset + v.nbytes, (v.name, BEFORE), -1)
+                for offset in offsets[:1] if v.name in self._heirs else offsets:
+                    history.write(offset, offset + v.nbytes, (v.name, BEFORE, offset), -1)
 
     def _end(self, run: int) -> Iterator[CounterExample]:
         """What outlives a run holds what the next run, of this plan or another, must find.
@@ -85,7 +86,7 @@ class Proof:
                 a = Access(v.name, 0, v.nbytes)
                 reader = run if v.name in self._producer else run + 1
                 history, start, stop = self._place(a, reader)
-                expected = self._expected(v.name, reader)
+                expected = self._expected(v.name, reader, start)
                 for s in self._pieces(history, start, stop):
                     if s.tag != expected:
                         yield self._blame.wrong(s, None, a, expected)
@@ -123,7 +124,8 @@ class Proof:
 
     def _read(self, u: int, run: int, a: Access) -> Iterator[CounterExample]:
         history, start, stop = self._place(a, run)
-        expected, actor = self._expected(a.value, run), self.clocks.actor[u]
+        expected = self._expected(a.value, run, start - a.start)
+        actor = self.clocks.actor[u]
         for s in self._pieces(history, start, stop):
             if s.writer >= 0:
                 self.pairs += 1
@@ -144,16 +146,16 @@ class Proof:
                         yield self._blame.race(s, v, u, a)
             if s.tag is not None and s.tag[0] != a.value:
                 self.reuses.add((s.tag[0], a.value))
-        history.write(start, stop, None if freed else (a.value, run), u)
+        history.write(start, stop, None if freed else (a.value, run, start - a.start), u)
 
-    def _expected(self, value: str, run: int) -> Tag:
-        """The write that a read of `value` in run `run` must see."""
+    def _expected(self, value: str, run: int, base: int) -> Tag:
+        """The write that a read of `value`, which begins at `base`, must see in run `run`."""
         while value not in self._producer:
             heir = self._heirs.get(value)
             if heir is None or run == 0:
-                return (value, BEFORE)
+                return (value, BEFORE, base)
             value, run = heir, run - 1  # which no command need have written either
-        return (value, run)
+        return (value, run, base)
 
     def _alias(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
         """A command whose result lies on what it reads, or on another result of its own."""
@@ -168,7 +170,9 @@ class Proof:
             w, r = c.writes[i], reads[j]
             ahead = turns[0][i] - turns[1][j] if c.do is Do.COPY else None
             if not self._may_overwrite(w, r, run, ahead):
-                what = f"over {r.value!r}, which it reads, and may not do that in place"
+                leave = r.value in (values[w.value].same_as, *values[w.value].may_replace)
+                why = "in place byte for byte alone" if leave else "not do that in place"
+                what = f"over {r.value!r}, which it reads, and may {why}"
                 yield self._blame.clash(u, w, r, self._common(w, r, run), what)
         for i, j in self._meetings(run, c.writes, c.writes):
             w, other = c.writes[i], c.writes[j]

@@ -101,7 +101,10 @@ class CounterExample:
         return {
             "kind": self.kind,
             "message": self.message,
-            "commands": [s and {"run": s.iteration, "command": s.text.strip()} for s in sites],
+            "commands": [
+                s and {"run": s.iteration, "index": s.index, "command": s.text.strip()}
+                for s in sites
+            ],
             "buffer": self.buffer,
             "bytes": [self.start, self.stop],
             "values": list(self.values),
@@ -143,7 +146,7 @@ def race_repairs(
     """An ordering edge, or bytes of one's own, cheapest first.
 
     `at` are the commands' indices in the schedule. `smaller` is the smaller of two values that
-    share the bytes, None where the commands fight over one value: then only an edge helps.
+    share the bytes, None where the commands clash over others as well: then only an edge helps.
     """
     how = (
         f"host_sync on {first.actor} before {second.label!r}"

@@ -7,7 +7,7 @@ segment is split where an access begins or ends within it.
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-Tag = tuple[str, int]  # value, and the run that wrote it
+Tag = tuple[str, int, int]  # value, the run that wrote it, and where its first byte lay then
 BEFORE = -1  # the "run" in which initial values were written
 
 
