@@ -13,9 +13,7 @@ from ggraph.backends.cpu.arrays import Room, arrays_in, vast
 from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.device import Need
-from ggraph.dtype import A8
 from ggraph.errors import BackendError, GgraphError, GraphError
-from ggraph.formats.quantise import WRITABLE
 from ggraph.ops import examples
 from ggraph.ops.evaluate import encode, raw_view, read, reference, write
 from ggraph.plan import Actor, Buffer, Command, Do
@@ -143,7 +141,7 @@ def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
             values = examples.values(arg, rng)
         else:
             values = np.full(s.shape, index - arg.fill.startswith("last"))
-        if s.size and (s.dtype in (A8, *WRITABLE) or not s.dtype.is_block):  # others stay zeros
+        if s.size and not s.dtype.is_block:  # blocks stay zeros: some types nothing writes
             raw = raw_view(s, ref.memory.handle)
             raw[...] = encode(values, s.dtype).reshape(raw.shape)
         sources.append(ref)
