@@ -4,6 +4,7 @@ The text with drafts is the text without them, chains and trees, whatever a laye
 the bits of a row do not depend on how many rows are computed with it.
 """
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ RECURRENT = (
     "nemotron_h_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next",
 )  # fmt: skip
 CONTEXT = 96
+CONFIGS = {"greedy": GREEDY, "seeded": SEEDED}
 
 
 class Family:
@@ -42,6 +44,11 @@ class Family:
         self.session = open_session(threads=1, exact=True)
         self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32)
         self.prompt = np.load(folder / "expected.npz")["ids"].tolist()[:11]
+
+    @cached_property
+    def plain(self) -> dict[str, list[int]]:
+        """The new tokens without drafts."""
+        return {name: self.text(config) for name, config in CONFIGS.items()}
 
     def text(
         self, config: SamplerConfig, drafter: Drafter | None = None, most: int = 0
@@ -59,20 +66,20 @@ def family(request: pytest.FixtureRequest) -> Family:
     return Family(TINY / request.param)
 
 
-@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_no_draft_changes_a_token(family: Family, config: SamplerConfig, length: int) -> None:
-    plain = family.text(config)
+def test_no_draft_changes_a_token(family: Family, name: str, length: int) -> None:
+    config, plain = CONFIGS[name], family.plain[name]
     truth, vocabulary = family.prompt + plain, family.model.vocab_size
-    for name, guess in adversaries(truth, vocabulary, length).items():
-        nodes = 4 * length if name == "forked" else length
-        assert family.text(config, Scripted(guess), nodes) == plain, name
+    for kind, guess in adversaries(truth, vocabulary, length).items():
+        nodes = 4 * length if kind == "forked" else length
+        assert family.text(config, Scripted(guess), nodes) == plain, kind
     assert family.text(config, SuffixDrafter(), length) == plain
 
 
 def test_no_random_tree_changes_a_token(family: Family) -> None:
     """Any tree over the truth and near misses, so that paths leave the first branch anywhere."""
-    plain = family.text(GREEDY)
+    plain = family.plain["greedy"]
     truth, rng = family.prompt + plain, np.random.default_rng(3)
 
     def guess(text: list[int], limit: int) -> Draft:
