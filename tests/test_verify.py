@@ -200,6 +200,7 @@ def test_in_place_needs_a_promise() -> None:
     body = (run(S0, "x"), run(S0, "y", "x"))
     f = fault(in_place(*body))
     assert f.kind == "alias" and f.cheapest and f.cheapest.apart == "y" and f.second is None
+    assert f.message.endswith("over 'x', which it reads, and may not do that in place"), f.message
     proof(in_place(*body, y={"may_replace": ("x",)}))
 
 
@@ -217,6 +218,7 @@ def test_in_place_byte_by_byte() -> None:
     promise = {"may_replace": ("x",)}
     f = fault(plan({"x": 0, "y": 16}, *body, END, y=promise))
     assert (f.kind, f.start, f.stop) == ("alias", 16, 32), "what both touch"
+    assert f.message.endswith("and may in place byte for byte alone"), f.message
 
 
 def test_two_results_of_one_command_do_not_share() -> None:

@@ -217,6 +217,22 @@ UNSOUND: dict[str, tuple[Command, ...]] = {
         cut(made(out="ids3@g"), "ids3@g", 8, 16),
         made("part", "ids3@g"),
     ),
+    "with indices of which the host has read some beside others": (
+        replace(looked("ids"), reads=(*at("ids"), Access("ids2", 0, 8))),
+        moved("ids2@g", "ids2"),
+        moved("more", "table", "ids"),
+        made("more", "ids@g", "ids2@g"),
+    ),
+    "with the first of many indices": (
+        looked("table"),
+        moved("more", "table", "ids"),
+        replace(moved("ids3@g", "table"), reads=(Access("table", 0, 16),)),
+        made("more", "ids3@g"),
+    ),
+    "with indices that are a part of what they came to": (
+        replace(moved("w", "ids"), writes=(Access("w", 0, 16),)),
+        cut(made("part", "w"), "w", 0, 16),
+    ),
     "with what one copy moves beside the indices": (PAIR, made("part", "z")),
     "in two parts, with the indices of the second": (*TWICE, made("v", "ids2@g")),
     "in two parts, with the indices of the first": (*TWICE, made("v", "ids@g")),
