@@ -243,7 +243,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a value lies: run k uses `offsets[k % len(offsets)]` in `buffer`."""
+    """Where a value lies: its slots in `buffer`, of which runs use one after the other."""
 
     buffer: str
     offsets: tuple[int, ...]
@@ -253,6 +253,10 @@ class Region:
     def offset(self) -> int:
         """The first slot's offset in bytes (the only one unless the value rotates)."""
         return self.offsets[0]
+
+    def start(self, run: int) -> int:
+        """Where the value begins in run `run`."""
+        return self.offsets[run % len(self.offsets)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ class PlanMemory:
     def at(self, value: str, run: int) -> tuple[Memory, int]:
         """The memory of a value in a run, and its offset there."""
         region = self.map.regions[value]
-        return self.buffers[region.buffer], region.offsets[run % len(region.offsets)]
+        return self.buffers[region.buffer], region.start(run)
 
     def launch(
         self, c: Command, t: Tensor, run: int, scratch: Mapping[str, Scratch] | None = None

@@ -133,7 +133,7 @@ class Blame:
         c, run = self._at(u), u // len(self.plan.schedule.commands)
         for a, writes in (*((r, 0) for r in c.reads), *((w, 1) for w in c.writes)):
             region = self.plan.memory.regions[a.value]
-            start = region.offsets[run % len(region.offsets)]
+            start = region.start(run)
             room = found.setdefault((region.buffer, self._ground(a.value) == ground), [])
             room.append((start + a.start, start + a.stop, writes))
         return found

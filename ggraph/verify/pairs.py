@@ -81,7 +81,7 @@ def _uses(plan: Plan, runs: int) -> dict[str, list[Use]]:
                 for a in accesses:
                     if a.start < a.stop:
                         region = plan.memory.regions[a.value]
-                        span = _span(region.offsets[run % len(region.offsets)], a)
+                        span = _span(region.start(run), a)
                         use = (*span, run * count + i, writes, a.value)
                         found.setdefault(region.buffer, []).append(use)
     return found

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
-from ggraph.plan import Access, Command, Do, Plan
+from ggraph.plan import Access, Command, Do, Plan, Region
 from ggraph.verify.blame import Blame
 from ggraph.verify.clocks import Clocks
 from ggraph.verify.report import CounterExample
@@ -36,7 +36,7 @@ class Proof:
     visits: int = 0
     reuses: set[tuple[str, str]] = field(default_factory=set)
     _period: int = field(init=False)
-    _homes: dict[str, tuple[History, Sequence[int]]] = field(default_factory=dict)  # of values
+    _homes: dict[str, tuple[History, Region]] = field(default_factory=dict)  # of values
     _reads: list[Sequence[Access]] = field(default_factory=list)  # of each command, each once
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
     _heirs: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Proof:
         schedule = self.plan.schedule
         histories = {b.name: History(b.nbytes) for b in self.plan.memory.buffers.values()}
         regions = self.plan.memory.regions.items()
-        self._homes = {name: (histories[r.buffer], r.offsets) for name, r in regions}
+        self._homes = {name: (histories[r.buffer], r) for name, r in regions}
         for i, c in enumerate(schedule):
             if c.do is not Do.HOST_FREE:
                 self._producer.update((a.value, i) for a in c.writes)
@@ -71,8 +71,8 @@ class Proof:
         reads it, since later runs read its heir, all others wherever some run reads them."""
         for v in self.plan.schedule.values.values():
             if v.initial and v.nbytes and v.same_as is None:
-                history, offsets = self._homes[v.name]
-                for offset in offsets[:1] if v.name in self._heirs else offsets:
+                history, region = self._homes[v.name]
+                for offset in region.offsets[: 1 if v.name in self._heirs else None]:
                     history.write(offset, offset + v.nbytes, (v.name, BEFORE, offset), -1)
 
     def _end(self, run: int) -> Iterator[CounterExample]:
@@ -104,8 +104,8 @@ class Proof:
             yield from self._write(u, run, a, freed=c.do is Do.HOST_FREE)
 
     def _place(self, a: Access, run: int) -> tuple[History, int, int]:
-        history, offsets = self._homes[a.value]
-        base = offsets[run % len(offsets)]
+        history, region = self._homes[a.value]
+        base = region.start(run)
         return history, base + a.start, base + a.stop
 
     def _pieces(self, history: History, start: int, stop: int) -> list[Segment]:

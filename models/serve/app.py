@@ -26,7 +26,7 @@ from . import embeddings, schema
 from .bodies import Bodies
 from .conversations import Conversations, items_of, page_of
 from .engine import Service
-from .errors import REQUEST_ID, Refused, as_reply, of_validation, request_id
+from .errors import REQUEST_ID, Refused, as_reply, ending, of_validation, request_id
 from .generation import Asked, Generation
 from .guard import Guard
 from .metrics import Metrics
@@ -252,7 +252,7 @@ def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
         except (Gone, ClientDisconnect):
             reply = Response(status_code=CLOSED)
         except asyncio.CancelledError:  # the process ends, or nobody hears this
-            return as_reply(Refused("the server ends", 503, headers={"retry-after": "1"}))
+            return as_reply(ending())
         reply.headers.setdefault(REQUEST_ID, request_id())
         metrics.requests.labels(path, str(reply.status_code)).inc()
         return reply

@@ -13,6 +13,7 @@ from ggraph import GgraphError
 
 FORM = re.compile(r"^[A-Z]|[\[-]")  # ToolChoice, list[..], constrained-str
 REQUEST_ID = "x-request-id"  # the header by which a client can name a reply
+ENDS = "the server ends"
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -31,6 +32,11 @@ class Refused(GgraphError):
         super().__init__(" ".join(message.split()))
         self.status, self.param, self.headers = status, param, dict(headers or {})
         self.code = code
+
+
+def ending(said: str = ENDS) -> Refused:
+    """What they are told who wait as the server ends: another one may soon be there."""
+    return Refused(said, 503, headers={"retry-after": "1"})
 
 
 def as_reply(error: Refused) -> JSONResponse:

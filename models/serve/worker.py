@@ -12,7 +12,7 @@ from ggraph import GgraphError
 from ggraph.serving.batch import Batch
 from ggraph.serving.text import Request, Text
 
-from .errors import Refused
+from .errors import ENDS, Refused, ending
 from .inbox import Ended, Inbox
 from .voice import AnswerVoice, Said, Saying
 
@@ -103,7 +103,7 @@ class Worker:
         the engine has failed or stops."""
         if self._over is None:
             return Refused(error)
-        return Refused(error, 503, headers={} if self.failure else {"retry-after": "1"})
+        return Refused(error, 503) if self.failure else ending(error)
 
     def hear(self, ticket: Ticket, saying: Saying) -> None:
         """What an answer says, in the batch's thread; it is asked when it is told."""
@@ -146,7 +146,7 @@ class Worker:
         except BaseException as error:  # a panic of Rust's, too: this end must not go unnoticed
             self.failure = _said_of(error)
         with self._door:
-            self._over = self.failure or "the server ends"
+            self._over = self.failure or ENDS
         for text, ticket in self._tickets.items():
             self._end_with(ticket, Ended(text, self._over))
         self._tickets.clear()

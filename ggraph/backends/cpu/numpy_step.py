@@ -134,6 +134,9 @@ def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
     sources = []
     for i, s in enumerate(t.sources):
         ref = Ref(s, _memory(s.offset + s.nbytes), s.offset)
+        sources.append(ref)
+        if not s.size or s.dtype.is_block:  # blocks stay zeros: some types nothing writes
+            continue
         arg = replace(args[i], shape=s.shape) if i < len(args) else Arg(s.shape, s.dtype)
         if arg.fill.startswith("parents"):
             values = index * np.arange(s.size).reshape(s.shape) - 1
@@ -141,10 +144,8 @@ def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
             values = examples.values(arg, rng)
         else:
             values = np.full(s.shape, index - arg.fill.startswith("last"))
-        if s.size and not s.dtype.is_block:  # blocks stay zeros: some types nothing writes
-            raw = raw_view(s, ref.memory.handle)
-            raw[...] = encode(values, s.dtype).reshape(raw.shape)
-        sources.append(ref)
+        raw = raw_view(s, ref.memory.handle)
+        raw[...] = encode(values, s.dtype).reshape(raw.shape)
     slot = t.spec.overwrites if t.spec is not None else None
     own = sources[slot].memory if slot is not None else _memory(t.nbytes)
     command = Command(Do.LAUNCH, Actor("cpu"), t.name, t.name)
