@@ -1,26 +1,35 @@
 """What `ggraph serve` is told, and how it ends."""
 
+import asyncio
 import json
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from serve_kit import ended, started
 from small_model import small_model
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from ggraph import InputError
 from models.cli import serve
 from models.cli.app import app
-from models.serve.server import listening
+from models.serve.server import Server, listening
 
 ROOT = Path(__file__).parent.parent
 ENDS = ("server_error", "the server ends")
@@ -127,6 +136,41 @@ def test_a_second_signal_tells_who_reads_a_stream(tmp_path: Path) -> None:
         assert [(e["type"], e["message"]) for e in errors] == [ENDS] * count
         assert all(e["choices"][0]["finish_reason"] is None for e in events[:-count])
     assert (response[-1]["type"], response[-1]["message"]) == ("error", ENDS[1])
+
+
+def test_who_still_reads_when_the_time_to_end_is_over_is_told_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream was cut there, in the middle of a reply."""
+    monkeypatch.setattr("models.serve.server.DRAIN_SECONDS", 0.5)
+    ends = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"begun "
+        await ends.wait()
+        yield b"and told"
+
+    async def reply(request: Request) -> StreamingResponse:
+        return StreamingResponse(endless())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        ends.set()
+
+    app = Starlette(routes=[Route("/", reply)], lifespan=lifespan)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(uvicorn.Config(app, log_level="critical"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    with httpx.stream("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/") as stream:
+        parts = stream.iter_text()
+        heard = next(parts)
+        server.handle_exit(signal.SIGTERM, None)
+        begun = time.monotonic()
+        heard += "".join(parts)
+    thread.join(30)
+    assert heard == "begun and told" and 0.4 < time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.0002, 0.05, 0.5])

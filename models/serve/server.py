@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from ipaddress import ip_address
 from types import FrameType
@@ -26,7 +27,7 @@ MOST_CONNECTIONS = 768  # a process may usually have 1,024 files open
 
 
 class Server(uvicorn.Server):
-    """The first signal lets open answers end, a second one ends them."""
+    """The first signal lets open answers end; a second one, or `DRAIN_SECONDS`, ends them."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """As told by `signal`."""
@@ -35,11 +36,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open answers end by themselves, or at a second signal with the application: who waits is
-        told, and nothing computes any more when the model is closed."""
+        """Open answers end by themselves or, at a second signal or too late, with the application:
+        who waits is told, and nothing computes any more when the model is closed."""
         drained = asyncio.create_task(super().shutdown(sockets))
+        until = time.monotonic() + DRAIN_SECONDS
         while not (drained.done() or self.force_exit):
             await asyncio.wait({drained}, timeout=0.05)
+            self.force_exit |= time.monotonic() > until
         if self.force_exit:
             await self.lifespan.shutdown()
             await asyncio.wait({drained, *self.server_state.tasks}, timeout=LAST_SECONDS)
@@ -64,7 +67,6 @@ def serve(
         limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=IDLE_SECONDS,
         h11_max_incomplete_event_size=HEAD_BYTES,  # of a head that comes in parts
-        timeout_graceful_shutdown=DRAIN_SECONDS,
         ws="none",
     )
     server = Server(config)
