@@ -59,7 +59,8 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
 
     Texts encode with them as in the folder. `ranked` keeps the ranks of a SentencePiece's merges,
     as files of Gemma 4 do, where its texts begin as theirs. FormatError when a file is missing or
-    bad, and for a tokenizer that GGUF has no form for.
+    bad, and for a tokenizer that GGUF has no form for. FormatWarning where llama.cpp will read
+    other ids than ggraph.
     """
     encoder, v = load_hf(folder, size)
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
