@@ -51,6 +51,10 @@ class CacheWarning(UserWarning):
     """What an earlier run kept cannot be trusted, or nothing can be kept; the run goes on."""
 
 
+class FormatWarning(UserWarning):
+    """A file was written that others read otherwise: it says what their readers pass over."""
+
+
 def shown(value: object, most: int = 60) -> str:
     """A value as messages name it, on one line: arrays by type and shape, the rest by `repr`, of at
     most so many letters."""

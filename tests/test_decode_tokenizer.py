@@ -381,6 +381,9 @@ def test_any_metadata_loads_or_fails_cleanly(changes, kind):
 KEYS = ["tokenizer.chat_template", *(f"tokenizer.ggml.{name}" for name in (
     "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token",
     "add_space_prefix", *(f"{r}_token_id" for r in ("bos", "eos", "eot", "eom", "unknown")),
+    "fim_pre_token_id", "fim_sep_token_id",
+)), *(f"tokenizer.huggingface.{name}" for name in (
+    "prepend_scheme", "prefix_token_ids", "lstrip_token_ids", "rstrip_token_ids", "normalizer",
 ))]  # fmt: skip
 OF_ANY_KIND = [
     None, True, 0, -1, 7, 10**40, 0.5, math.inf, math.nan, "", "gpt2", "7", b"ab", (), [], {},

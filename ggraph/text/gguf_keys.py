@@ -4,20 +4,21 @@ GGUF has no patterns, only names of pre-tokenisers, and SentencePiece scores whe
 merges. So the name is found by trying how each known kind cuts every three neighbours of a small
 alphabet, and what comes out is read back and held against the folder's own engine on a text: a
 tokenizer that GGUF cannot say is refused, for ids that are nearly right are worse than none.
-What llama.cpp never does either is lost: Unicode normalisation before encoding, and white space or
-ends of words that an added token asks for, but for the white space behind Phi-3's markers.
+What only the folder says has keys of ours (vocab.py), which llama.cpp passes over: a warning then
+says where it reads other ids.
 
 Source of the keys: the GGUF specification (ggml `docs/gguf.md`).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, FormatWarning
 from ggraph.text.bpe import word_cutter
 from ggraph.text.hf import HfEncoder, load_hf
 from ggraph.text.pre import PRE_TOKENIZERS
@@ -25,13 +26,20 @@ from ggraph.text.tokenizer import Tokenizer
 from ggraph.text.vocab import (
     BYTE,
     CONTROL,
+    LSTRIP,
     NORMAL,
+    NORMALIZER,
+    PREFIX,
+    PREPEND_SCHEME,
+    RSTRIP,
     SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
     Vocabulary,
     end_ids,
+    fim_ids,
+    phi3_strips,
 )
 
 # Upper and lower case, title case, a modifier, letters without case, marks, numbers of three kinds,
@@ -43,6 +51,7 @@ _TEXT = (
     "        return x ** 2  # naïve café — “quoted” …\r\n東京で会いましょう。Привет, мир! 안녕 🙂"
 )
 _SAMPLES = 4000  # tokens whose own texts are read back
+_MARKERS = 500  # and markers
 
 
 def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any]:
@@ -50,27 +59,38 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
 
     Texts encode with them as in the folder. `ranked` keeps the ranks of a SentencePiece's merges,
     as files of Gemma 4 do, where its texts begin as theirs. FormatError when a file is missing or
-    bad, and for a tokenizer that GGUF has no form for.
+    bad, and for a tokenizer that GGUF has no form for. FormatWarning where llama.cpp will read
+    other ids than ggraph.
     """
     encoder, v = load_hf(folder, size)
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     if len(v.tokens) > size:
         raise FormatError(f"{folder}: the tokenizer has {len(v.tokens)} ids, the model {size} rows")
-    ranked = ranked and v.add_bos and not v.space_prefix
+    begins = v.bos_id is not None and v.prefix[:1] == (v.bos_id,)
+    ranked = ranked and begins and v.space_prefix == "never"
     keys: dict[str, Any] = {
         **_kind(folder, encoder, model, ranked),
         "tokenizer.ggml.tokens": [t or f"[PAD{i}]" for i, t in enumerate(v.tokens)],
         "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
-        "tokenizer.ggml.add_bos_token": v.add_bos,
+        "tokenizer.ggml.add_bos_token": begins,
         **_roles(v),
+        **_beyond(v),
     }
     if keys["tokenizer.ggml.model"] != "gpt2":
-        keys["tokenizer.ggml.add_space_prefix"] = v.space_prefix
+        # In a chat text is behind markers, where "first" puts none: llama.cpp then agrees there.
+        first = v.space_prefix == "first" and v.chat_template is not None
+        keys["tokenizer.ggml.add_space_prefix"] = v.space_prefix != "never" and not first
     if keys["tokenizer.ggml.model"] == "llama":
         keys["tokenizer.ggml.scores"] = _scores(_merges(model), keys["tokenizer.ggml.tokens"])
     if v.chat_template is not None:
         keys["tokenizer.chat_template"] = v.chat_template
-    return _read_back(folder, keys, Tokenizer(v, encoder, encoder.encode_special))
+    pre = PRE_TOKENIZERS.get(keys.get("tokenizer.ggml.pre", ""))
+    # Where the name says otherwise, it makes no difference if merges make every token anyway.
+    exact = pre is None or pre.ignore_merges == bool(model.get("ignore_merges"))
+    own = Tokenizer(v, encoder, encoder.encode_special)
+    _read_back(folder, keys, own, _SAMPLES if exact else None)
+    _warn(folder, keys, v)
+    return keys
 
 
 def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool) -> dict[str, Any]:
@@ -92,15 +112,14 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
 
 
 def pre_name(folder: Path, encoder: HfEncoder, ignore_merges: bool) -> str:
-    """The name by which GGUF knows how `encoder` cuts text. FormatError where it has none."""
+    """The name by which GGUF knows how `encoder` cuts text, if it can one that means
+    `ignore_merges`. FormatError where it has none."""
     probes = (_RUNS, "".join(neighbours(_ALPHABET)))  # the short one rules most kinds out
     names = {kind: name for name, kind in reversed(PRE_TOKENIZERS.items())}  # the first of each
-    for kind, name in names.items():
+    for kind in sorted(names, key=lambda kind: kind.ignore_merges != ignore_merges):
         cut = word_cutter(kind).pre_tokenize_str
-        if kind.ignore_merges == ignore_merges and all(
-            [w for w, _ in cut(probe)] == encoder.words(probe) for probe in probes
-        ):
-            return name
+        if all([w for w, _ in cut(probe)] == encoder.words(probe) for probe in probes):
+            return names[kind]
     raise FormatError(f"{folder}: no pre-tokeniser that GGUF has a name for cuts text like this")
 
 
@@ -148,9 +167,47 @@ def _roles(v: Vocabulary) -> dict[str, int]:
     """Ids by role. Of a folder's ends GGUF names up to three; others are known by their texts."""
     by_text = end_ids(v.tokens, [v.eos_id])
     ends = [v.eos_id, *sorted(v.eos_ids - by_text)]
-    roles = {"bos": v.bos_id, "unknown": v.unk_id}
+    roles = {"bos": v.bos_id, "unknown": v.unk_id, **fim_ids(v.tokens)}
     roles |= dict(zip(("eos", "eot", "eom"), [i for i in ends if i is not None], strict=False))
     return {f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items() if i is not None}
+
+
+def _beyond(v: Vocabulary) -> dict[str, Any]:
+    """What GGUF's own keys have no word for."""
+    keys: dict[str, Any] = {}
+    if v.space_prefix in ("first", "always"):
+        keys[PREPEND_SCHEME] = v.space_prefix
+    if v.normalizer is not None:
+        keys[NORMALIZER] = v.normalizer
+    several = v.prefix not in ((), (v.bos_id,))
+    ids = {PREFIX: v.prefix if several else (), LSTRIP: sorted(v.lstrip), RSTRIP: sorted(v.rstrip)}
+    return keys | {k: np.array(i, np.int32) for k, i in ids.items() if i}
+
+
+def _warn(folder: Path, keys: Mapping[str, Any], v: Vocabulary) -> None:
+    """Says what llama.cpp passes over. It knows of Phi-3's markers by the name of the model."""
+    known = phi3_strips({"general.name": folder.name}, v.tokens, v.control | v.user_defined)
+    strips = sorted(v.lstrip | (v.rstrip - known))
+    some = ", ".join(repr(v.tokens[i]) for i in strips[:3]) + ", .." * (len(strips) > 3)
+    texts = "".join(v.tokens[i] for i in v.prefix)
+    lost = {
+        PREPEND_SCHEME: f"a space is put before text as Metaspace's {v.space_prefix!r} has it",
+        NORMALIZER: f"text is brought to {v.normalizer}",
+        PREFIX: f"prompts begin with {texts!r}",
+        LSTRIP if v.lstrip else RSTRIP: f"markers take white space beside them: {some}",
+    }
+    said = [
+        text
+        for key, text in lost.items()
+        if key in keys and (strips or key not in (LSTRIP, RSTRIP))
+    ]
+    if said:
+        warnings.warn(
+            f"{folder}: ggraph reads of the file what llama.cpp has no key for and passes over, "
+            f"which may give it other tokens: {'; '.join(said)}",
+            FormatWarning,
+            stacklevel=3,
+        )
 
 
 def _scores(merges: list[Sequence[str]], tokens: list[str]) -> Any:
@@ -161,18 +218,32 @@ def _scores(merges: list[Sequence[str]], tokens: list[str]) -> Any:
     return np.array([-float(ranks.get(t, len(merges))) for t in tokens], np.float32)
 
 
-def _read_back(folder: Path, keys: dict[str, Any], own: Tokenizer) -> dict[str, Any]:
-    """The keys, when what they say gives the ids and ends that the folder gives."""
+def _read_back(folder: Path, keys: dict[str, Any], own: Tokenizer, samples: int | None) -> None:
+    """FormatError where what the keys say gives other ids or ends than the folder, of the texts of
+    about so many ordinary tokens (None: all) among others."""
     again = Tokenizer.from_gguf(keys)
     if again.eos_ids != own.eos_ids:
         raise FormatError(f"{folder}: GGUF cannot name its ends {sorted(own.eos_ids)}")
     v = own.vocabulary
     plain = [i for i in range(len(v.tokens)) if i not in v.control]
-    some = plain[:: len(plain) // _SAMPLES + 1]
-    for text in (_TEXT, *(v.pieces[i].decode("utf-8", "ignore") for i in some)):
-        if again.encode(text) != own.encode(text):
+    some = plain[:: 1 if samples is None else len(plain) // samples + 1]
+    texts = [_TEXT, *(v.pieces[i].decode("utf-8", "ignore") for i in some)]
+    for special, text in [*((False, t) for t in texts), *((True, t) for t in _around(v))]:
+        found, meant = (t.encode(text, special=special) for t in (again, own))
+        if found != meant:
             raise FormatError(
                 f"{folder}: GGUF has no form for its tokenizer: {text[:40]!r} would become "
-                f"{again.encode(text)[:8]} instead of {own.encode(text)[:8]}"
+                f"{found[:8]} instead of {meant[:8]}"
             )
-    return keys
+
+
+def _around(v: Vocabulary) -> Iterator[str]:
+    """Markers within words, between spaces and side by side: those that take white space, and some
+    of the others, of which a file may hold thousands."""
+    runs = {i for i in v.user_defined if _is_spaces(v.tokens[i], v.pieces[i])}
+    every = sorted((v.control | v.user_defined) - runs)
+    for i in {*v.lstrip, *v.rstrip, *every[:: len(every) // _MARKERS + 1]}:
+        text = v.tokens[i]
+        if text:
+            yield f"a{text}a {text} a\n\n{text}\n{text}{text} "
+            yield f"{text}\ta"

@@ -1,26 +1,32 @@
 """Reads the tokenizer of a Hugging Face folder: tokenizer.json and tokenizer_config.json.
 
 Encoding is left to the `tokenizers` engine that the file configures; this file works out what the
-engine does not tell: the bytes of each id, the roles, and whether a bos token goes in front.
+engine does not tell: the bytes of each id, the roles, and which ids every prompt begins with.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from tokenizers import Tokenizer as Engine
+from tokenizers.pre_tokenizers import Metaspace
 
 from ggraph.errors import FormatError
 from ggraph.formats.strings import Pieces, Texts
 from ggraph.text.vocab import (
     SPACE,
+    NormalForm,
+    SpacePrefix,
     Vocabulary,
     byte_level_pieces,
     byte_token_piece,
     end_ids,
+    markers,
     spm_pieces,
+    value_of,
 )
 
 _MAX_ID = 1 << 24  # far above any vocabulary: a larger id is a damaged file, not a big table
@@ -30,13 +36,18 @@ class HfEncoder:
     """Encodes with the engine of a tokenizer.json.
 
     Unlike the other encoders it cuts out special tokens by itself, since the file may tie them to
-    its own normaliser; so it is asked for one or the other way of reading a text.
+    its own normaliser; so it is asked for one or the other way of reading a text. A space that
+    Metaspace puts before the first part of a text is left to who asks, for any part may be the
+    whole text here.
     """
 
     def __init__(self, source: str) -> None:
         self._parsing = _engine(source)
         self._plain = _engine(source)
         self._plain.encode_special_tokens = True
+        cut = self._plain.pre_tokenizer
+        if isinstance(cut, Metaspace) and cut.prepend_scheme == "first":
+            cut.prepend_scheme = "never"
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Ids of `text`, all of them, with special tokens read as text."""
@@ -51,9 +62,18 @@ class HfEncoder:
         cut = self._parsing.pre_tokenizer
         return [text] if cut is None else [w for w, _ in cut.pre_tokenize_str(text)]
 
-    def prefix(self) -> list[int]:
-        """What the file's post-processor puts around an empty text."""
-        return list(self._parsing.encode("", add_special_tokens=True).ids)
+    def prefix(self) -> tuple[int, ...]:
+        """What the file's post-processor puts before a text."""
+        found = self._parsing.encode("a", add_special_tokens=True)
+        pairs = zip(found.ids, found.special_tokens_mask, strict=True)
+        return tuple(i for i, _ in takewhile(lambda pair: pair[1], pairs))
+
+    def space_prefix(self) -> SpacePrefix:
+        """Where it puts spaces before texts, of which it takes the first off again."""
+        cut = self._parsing.pre_tokenizer
+        if isinstance(cut, Metaspace) and cut.prepend_scheme in ("first", "always"):
+            return cast(SpacePrefix, cut.prepend_scheme)
+        return "every"
 
     def table(self) -> dict[int, str]:
         """Every id with its text, added tokens included."""
@@ -63,10 +83,16 @@ class HfEncoder:
         """Added ids, each with whether it is special (a marker) or ordinary text."""
         return {i: t.special for i, t in self._parsing.get_added_tokens_decoder().items()}
 
-    def strips(self) -> frozenset[int]:
-        """Added ids that take the white space behind them."""
+    def normalizer(self) -> NormalForm | None:
+        """The normal form that text is brought to, where the file says no more than that."""
+        name = type(self._parsing.normalizer).__name__
+        return cast(NormalForm, name) if name in get_args(NormalForm) else None
+
+    def strips(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Added ids that take the white space before them, and those that take what is behind."""
         added = self._parsing.get_added_tokens_decoder().items()
-        return frozenset(i for i, t in added if t.rstrip)
+        left, right = ((i for i, t in added if t.lstrip), (i for i, t in added if t.rstrip))
+        return frozenset(left), frozenset(right)
 
 
 def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
@@ -74,12 +100,26 @@ def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
     rows than its tokenizer has texts). FormatError when a file is missing or bad."""
     folder = Path(folder)
     source = _text(folder / "tokenizer.json")
-    encoder = HfEncoder(source)
     parsed = _object(source, folder / "tokenizer.json")
+    if _marked(parsed):
+        source = json.dumps(parsed)
+    encoder = HfEncoder(source)
     config = _optional_object(folder / "tokenizer_config.json")
     generation = _optional_object(folder / "generation_config.json")
     template = _template(folder, config)
     return encoder, _vocabulary(encoder, size, parsed, config, generation, template)
+
+
+def _marked(parsed: Mapping[str, Any]) -> bool:
+    """Makes special what is a marker whatever a file says: Qwen and DeepSeek have tokens for
+    filling in that anybody could type. Whether anything changed."""
+    listed = parsed.get("added_tokens")
+    added = [t for t in listed if isinstance(t, dict)] if isinstance(listed, list) else []
+    texts = Texts(str(t.get("content")) for t in added)
+    plain = [added[i] for i in markers(texts, end_ids(texts, ())) if not added[i].get("special")]
+    for token in plain:
+        token["special"] = True
+    return bool(plain)
 
 
 def _vocabulary(
@@ -96,13 +136,13 @@ def _vocabulary(
             f"tokenizer.json: {len(table)} tokens, greatest id {max(table, default=0)}"
         )
     tokens = Texts(table.get(i, "") for i in range(max(size, max(table) + 1)))
-    read, spaced = _reader(parsed)
+    read, stripped = _reader(parsed)
     pieces = read(Texts("" if i in added else t for i, t in enumerate(tokens)))
     space = SPACE if _writes_spaces(parsed) else " "
     for i in added:  # Gemma's runs of spaces are such, too
         pieces[i] = tokens[i].replace(space, " ").encode("utf-8", "replace")
     bos, eos, unk = (_role(config, tokens, r) for r in ("bos_token", "eos_token", "unk_token"))
-    prefix = encoder.prefix()
+    lstrip, rstrip = encoder.strips()
     return Vocabulary(
         tokens=tokens,
         pieces=Pieces(pieces),
@@ -112,11 +152,21 @@ def _vocabulary(
         bos_id=bos,
         eos_id=eos,
         unk_id=unk,
-        add_bos=bos is not None and prefix[:1] == [bos],
-        space_prefix=spaced,
+        prefix=_prefix(encoder.prefix(), bos, value_of(config, "add_bos_token", bool)),
+        space_prefix=encoder.space_prefix() if stripped else "never",
         chat_template=template,
-        strips=encoder.strips(),
+        lstrip=lstrip,
+        rstrip=rstrip,
+        normalizer=encoder.normalizer(),
     )
+
+
+def _prefix(own: tuple[int, ...], bos: int | None, asked: bool | None) -> tuple[int, ...]:
+    """What every prompt begins with: the config's word on bos goes before the post-processor's, as
+    in transformers, which makes that anew."""
+    if asked is None or bos is None or asked == (bos in own):
+        return own
+    return (bos, *own) if asked else tuple(i for i in own if i != bos)
 
 
 def _engine(source: str) -> Engine:

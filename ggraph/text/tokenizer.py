@@ -6,6 +6,7 @@ BPE (bpe.py), SentencePiece (spm.py), or the engine of a Hugging Face folder
 first, everywhere in the text. Streaming is in stream.py.
 """
 
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,12 @@ from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
 from ggraph.text.spm import RankedEncoder, SpmEncoder
-from ggraph.text.vocab import Vocabulary, numbers, strings, value_of, vocabulary_from_gguf
+from ggraph.text.vocab import SPACE, Vocabulary, numbers, strings, value_of, vocabulary_from_gguf
 
-_WHITE = " \t\n\v\f\r"
+_WHITE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+"""White space as Unicode and the `tokenizers` engine have it."""
 
 
 class Encoder(Protocol):
@@ -50,6 +54,11 @@ class Tokenizer:
         self._encode_special = encode_special
         self._markers = _longest_first(vocabulary, vocabulary.control | vocabulary.user_defined)
         self._always = _longest_first(vocabulary, vocabulary.user_defined)
+        # An engine normalises by itself, and puts spaces before parts, but for the first of a text:
+        # see `HfEncoder`.
+        self._form = vocabulary.normalizer if encode_special is None else None
+        scheme = vocabulary.space_prefix
+        self._leads = scheme == "first" or (encode_special is None and scheme != "never")
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -159,18 +168,19 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of `text`.
 
-        `special`: find special tokens in the text (for rendered chat templates). `bos`: put the
-        bos token in front; None leaves it to the vocabulary. `most`: whoever can use no more than
+        `special`: find special tokens in the text (for rendered chat templates). `bos`: put in
+        front what every prompt begins with, or else the bos token; None leaves it to the
+        vocabulary. `most`: whoever can use no more than
         so many ids is spared the rest, but gets more than that where there are. InputError when
         `text` is no string or there is no bos token.
         """
         if not isinstance(text, str):
             raise InputError(f"text to encode: expected str, got {type(text).__name__}")
-        head = self._head(self.vocabulary.add_bos if bos is None else bos)
+        head = self._head(bos)
         if not text:
             return head
         text = _without_surrogates(text)
-        if self._encode_special is not None:
+        if self._encode_special is not None and (special or not self._leads):
             return head + (self._encode_special if special else self._encoder.encode)(text)
         parts = self._parts(text, self._markers if special else self._always)
         return head + self._encode_parts(parts, most)
@@ -212,7 +222,7 @@ class Tokenizer:
         """
         hidden = frozenset[int]() if special else self.special_ids
         shown = [self.token_bytes(i) for i in ids if i not in hidden]
-        if shown and self.vocabulary.space_prefix:
+        if shown and self.vocabulary.space_prefix != "never":
             shown[0] = shown[0].removeprefix(b" ")
         return b"".join(shown)
 
@@ -222,9 +232,11 @@ class Tokenizer:
             raise InputError(f"token id {token}: expected 0 to {self.vocab_size - 1}")
         return self.vocabulary.pieces[token]
 
-    def _head(self, bos: bool) -> list[int]:
-        if not bos:
+    def _head(self, bos: bool | None) -> list[int]:
+        if bos is False:
             return []
+        if bos is None or self.vocabulary.prefix:
+            return list(self.vocabulary.prefix)
         if self.bos_id is None:
             raise InputError("bos was asked for, but the vocabulary has no bos token")
         return [self.bos_id]
@@ -232,28 +244,39 @@ class Tokenizer:
     def _parts(self, text: str, markers: Sequence[tuple[str, int]]) -> list[str | int]:
         """What is between the markers and their ids, less the white space that some of them take
         with them."""
-        parts, strips = _cut(text, markers), self.vocabulary.strips
-        for at, part in enumerate(parts[1:] if strips else (), 1):
-            if isinstance(part, str) and parts[at - 1] in strips:
-                parts[at] = part.lstrip(_WHITE)
+        parts, v = _cut(text, markers), self.vocabulary
+        for at, part in enumerate(parts if v.lstrip or v.rstrip else ()):
+            if isinstance(part, str):
+                if at and parts[at - 1] in v.rstrip:
+                    part = part.lstrip(_WHITE)
+                if parts[at + 1 : at + 2] and parts[at + 1] in v.lstrip:
+                    part = part.rstrip(_WHITE)
+                parts[at] = part
         return [p for p in parts if p != ""]
 
     def _encode_parts(self, parts: Sequence[str | int], most: int | None) -> list[int]:
         ids: list[int] = []
-        own_space = self.vocabulary.space_prefix and self._encode_special is None
-        after_marker = True  # SentencePiece puts its space at the start and behind each marker
-        for part in parts:
+        for at, part in enumerate(parts):
             left = None if most is None else most - len(ids)
             if left is not None and left < 0:
                 break
             if isinstance(part, int):
                 ids.append(part)
-                after_marker = True
-                continue
-            space = " " if after_marker and own_space else ""
-            ids += self._encoder.encode(space + part, left)
-            after_marker = False
+            else:
+                if self._form is not None:
+                    part = unicodedata.normalize(self._form, part)
+                # Parts of text that follow each other, as a seam leaves them, are one.
+                led = self._leads and not (at and isinstance(parts[at - 1], str))
+                ids += self._encoder.encode(self._lead(part, at) + part if led else part, left)
         return ids
+
+    def _lead(self, part: str, at: int) -> str:
+        """What is put before the part of a text that is number `at`."""
+        scheme = self.vocabulary.space_prefix
+        if scheme == "every":
+            return " "
+        begins = part.startswith((" ", SPACE)) or (scheme == "first" and at)
+        return "" if begins else " "
 
 
 def _longest_first(vocabulary: Vocabulary, ids: frozenset[int]) -> list[tuple[str, int]]:

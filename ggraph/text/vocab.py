@@ -9,7 +9,7 @@ Legend: V tokens in the vocabulary.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -23,6 +23,17 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
 """What SentencePiece vocabularies write for a space."""
 
+SpacePrefix = Literal["never", "first", "always", "every"]
+"""Where a space is put before text: see `Vocabulary`."""
+
+NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
+
+# What a folder's tokenizer.json says and no key of GGUF's own can: llama.cpp passes these over.
+PREPEND_SCHEME = "tokenizer.huggingface.prepend_scheme"  # of Metaspace: first or always
+PREFIX = "tokenizer.huggingface.prefix_token_ids"
+LSTRIP, RSTRIP = "tokenizer.huggingface.lstrip_token_ids", "tokenizer.huggingface.rstrip_token_ids"
+NORMALIZER = "tokenizer.huggingface.normalizer"  # a NormalForm
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
@@ -33,17 +44,27 @@ _END_TEXTS = _words(
     " <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
     " <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
 )
-# Fill-in-the-middle tokens: a chat never goes on after pad, repo and separator.
-_FIM_END_TEXTS = (
-    _words("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
-    _words("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
-    _words("<|file_sep|>"),
-)
-_FIM_TEXTS = (
-    _words("<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE>"),
-    _words("<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF>"),
-    _words("<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"),
-)
+# Fill-in-the-middle tokens by GGUF's role, of Qwen, StarCoder, DeepSeek, Code Llama, GLM, Falcon,
+# Seed-Coder, Codestral and Granite.
+FIM_TEXTS = {
+    "fim_pre": _words(
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|>"
+        " <|prefix|> <[fim-prefix]> [PREFIX]"
+    ),
+    "fim_suf": _words(
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|>"
+        " <|suffix|> <[fim-suffix]> [SUFFIX]"
+    ),
+    "fim_mid": _words(
+        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>"
+        " <|middle|> <[fim-middle]> [MIDDLE]"
+    ),
+    "fim_pad": _words("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
+    # Of these two only what llama.cpp takes for the end of an answer, as it does.
+    "fim_rep": _words("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
+    "fim_sep": _words("<|file_sep|>"),
+}
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # a chat never goes on after these
 # Of gpt-oss and Gemma 4: llama.cpp and its converter call these text, since its readers of answers
 # look for them there. Here their ids are looked for (stream.py), so that nobody can type one.
 _PART_TEXTS = _words(
@@ -58,9 +79,12 @@ class Vocabulary:
 
     `tokens[i]` is the text of id i as the file writes it, `pieces[i]` the bytes it adds to the
     output. `control` ids are markers: parsed from text only on request and left out of shown
-    text. `user_defined` ids are parsed always. `space_prefix`: a space is put before the text (and
-    taken off again). A hole in the ids has an empty text and no bytes. `strips`: markers that take
-    the white space behind them.
+    text. `user_defined` ids are parsed always. `prefix`: the ids that every prompt begins with,
+    bos or several. `space_prefix`: a space is put before the `first` of the parts that markers cut
+    a text into, where the text begins with it, `always` before each, both unless one stands there,
+    or before `every` one whatever it begins with (and is taken off again). `lstrip` and `rstrip`:
+    markers that take the white space before and behind them. `normalizer`: Unicode's normal form
+    that text is brought to. A hole in the ids has an empty text and no bytes.
     """
 
     tokens: Texts
@@ -71,10 +95,12 @@ class Vocabulary:
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None = None
-    add_bos: bool = False
-    space_prefix: bool = False
+    prefix: tuple[int, ...] = ()
+    space_prefix: SpacePrefix = "never"
     chat_template: str | None = None
-    strips: frozenset[int] = frozenset()
+    lstrip: frozenset[int] = frozenset()
+    rstrip: frozenset[int] = frozenset()
+    normalizer: NormalForm | None = None
 
 
 def byte_chars() -> tuple[str, ...]:
@@ -150,16 +176,15 @@ def vocabulary_from_gguf(
     """Reads `tokenizer.*`; `add_bos` is the kind's default. FormatError on bad metadata."""
     tokens = _token_texts(metadata)
     types = _token_types(metadata, len(tokens))
-    named = {
-        r: _named_id(metadata, r, len(tokens)) for r in ("bos", "eos", "eot", "eom", "unknown")
-    }
+    named = {r: _named_id(metadata, r, len(tokens)) for r in _ROLES}
     if not byte_level:
         named = {**_spm_defaults(tokens), **{r: i for r, i in named.items() if i is not None}}
-    ends = end_ids(tokens, (named[r] for r in ("eos", "eot", "eom")))
-    types[_markers(tokens, ends)] = CONTROL  # which a converter left as ordinary text
-    add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
-    prefix = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, not byte_level)
+    ends = end_ids(tokens, (named.get(r) for r in ("eos", "eot", "eom", *_FIM_ENDS)))
+    types[[*markers(tokens, ends), *_ids(named, FIM_TEXTS)]] = CONTROL  # written as ordinary text
     control, user_defined = _having(types, CONTROL, UNKNOWN), _having(types, USER_DEFINED)
+    add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
+    listed = _listed_ids(metadata, PREFIX, len(tokens))
+    space = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
     return Vocabulary(
         tokens=tokens,
         pieces=_pieces(tokens, types, byte_level),
@@ -169,16 +194,49 @@ def vocabulary_from_gguf(
         bos_id=named["bos"],
         eos_id=named["eos"],
         unk_id=named["unknown"],
-        add_bos=add and named["bos"] is not None,
-        space_prefix=prefix and not byte_level,
+        prefix=tuple(listed or (_ids(named, ["bos"]) if add else ())),
+        space_prefix="never"
+        if byte_level
+        else _one_of(metadata, PREPEND_SCHEME, ("first", "always"), "every" if space else "never"),
         chat_template=value_of(metadata, "tokenizer.chat_template", str),
-        strips=_strips(metadata, tokens, control | user_defined),
+        lstrip=frozenset(_listed_ids(metadata, LSTRIP, len(tokens))),
+        rstrip=frozenset(_listed_ids(metadata, RSTRIP, len(tokens)))
+        or phi3_strips(metadata, tokens, control | user_defined),
+        normalizer=_one_of(metadata, NORMALIZER, get_args(NormalForm), None),
     )
 
 
-def _strips(metadata: Mapping[str, Any], tokens: Texts, markers: frozenset[int]) -> frozenset[int]:
-    """Phi-3's markers take what is behind them. No key says so: the model's name does (source:
-    llama.cpp)."""
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", *FIM_TEXTS)
+
+
+def _ids(named: Mapping[str, int | None], roles: Iterable[str]) -> list[int]:
+    """Those of the roles that a token has."""
+    return [i for i in map(named.get, roles) if i is not None]
+
+
+def _one_of(metadata: Mapping[str, Any], key: str, known: Sequence[str], absent: Any) -> Any:
+    """The value under `key`, `absent` where there is none. FormatError where it is not known."""
+    value = value_of(metadata, key, str, absent)
+    if value is not absent and value not in known:
+        raise FormatError(f"{key}: expected {' or '.join(known)}, got {shown(value)}")
+    return value
+
+
+def _listed_ids(metadata: Mapping[str, Any], key: str, count: int) -> list[int]:
+    """The ids of a list, empty where there is none. FormatError for what is no list of ids."""
+    found = _array(metadata.get(key, ()))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise FormatError(f"{key}: expected ids, got {shown(metadata[key])}")
+    for i in found[(found < 0) | (found >= count)]:
+        raise FormatError(f"{key}: id {i}, expected 0 to {count - 1}")
+    return [int(i) for i in found]
+
+
+def phi3_strips(
+    metadata: Mapping[str, Any], tokens: Texts, markers: frozenset[int]
+) -> frozenset[int]:
+    """Phi-3's markers take what is behind them. No key of llama.cpp's says so: the model's name
+    does (source: llama.cpp)."""
     name = str(metadata.get("general.name", "")).lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()
@@ -216,10 +274,7 @@ def numbers(values: Any, count: int, name: str) -> Array:
     """The first `count` numbers of a metadata array, f64; FormatError when it has fewer or
     others."""
     where = f"tokenizer.ggml.{name}"
-    try:
-        found = np.asarray(values)
-    except ValueError:  # lists of different lengths
-        found = np.array(None)
+    found = _array(values)
     if found.ndim != 1 or found.dtype.kind not in "iuf":
         raise FormatError(f"{where}: expected {count} numbers, got {shown(values)}")
     out: Array = found[:count].astype(np.float64)
@@ -228,6 +283,14 @@ def numbers(values: Any, count: int, name: str) -> Array:
     for i in np.flatnonzero(np.isnan(out)):
         raise FormatError(f"{where}: NaN at {i}")
     return out
+
+
+def _array(values: Any) -> Array:
+    """Any value as an array, one object where it is none."""
+    try:
+        return np.asarray(values)
+    except ValueError:  # lists of different lengths
+        return np.array(None)
 
 
 def _named_id(metadata: Mapping[str, Any], role: str, count: int) -> int | None:
@@ -250,8 +313,8 @@ def end_ids(tokens: Texts, named: Iterable[int | None]) -> frozenset[int]:
     """
     by_text = _found(tokens, _END_TEXTS)
     ends = set(by_text.values()) | {i for i in named if i is not None}
-    for texts in _FIM_END_TEXTS:
-        ends.update(_first(tokens, texts))
+    for role in _FIM_ENDS:
+        ends.update(_found(tokens, FIM_TEXTS[role]).values())
     present = set(by_text)
     # In the harmony and solar formats <|end|> closes one message of several, not the answer.
     if "<|end|>" in present and (
@@ -270,13 +333,15 @@ def _found(tokens: Texts, texts: Iterable[str]) -> dict[str, int]:
     return {t: i for t, i in each if i is not None}
 
 
-def _first(tokens: Texts, texts: Iterable[str]) -> list[int]:
-    return list(_found(tokens, texts).values())[:1]
+def fim_ids(tokens: Texts) -> dict[str, int]:
+    """The fill-in-the-middle tokens by role, one for each that there is."""
+    found = {role: _found(tokens, texts) for role, texts in FIM_TEXTS.items()}
+    return {role: next(iter(ids.values())) for role, ids in found.items() if ids}
 
 
-def _markers(tokens: Texts, ends: frozenset[int]) -> list[int]:
-    """Tokens that are control tokens whatever a file says."""
-    fim = (i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _first(tokens, texts))
+def markers(tokens: Texts, ends: frozenset[int]) -> list[int]:
+    """Tokens that are control tokens whatever a file says; `ends` are `end_ids`."""
+    fim = (i for texts in FIM_TEXTS.values() for i in _found(tokens, texts).values())
     closing = (i for i in _found(tokens, _END_TEXTS).values() if i in ends)
     return [*_found(tokens, (*_PART_TEXTS, "<|end|>")).values(), *closing, *fim]
 
