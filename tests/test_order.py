@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from worlds import CPU, SIM0, SIM1, C, E, T, linear, no_reuse, schedule_of, tiny
 
 from ggraph import ops
+from ggraph.backends.sim import sim_spec
 from ggraph.dtype import I32
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
@@ -129,6 +130,19 @@ def test_the_host_waits_where_the_cpu_needs_a_device() -> None:
     sync = next(i for i, c in enumerate(s) if c.do is Do.HOST_SYNC)
     assert s.commands[sync].event == "after:copy:blk.1.out@cpu"
     assert s.commands[sync + 1].label == "y"
+
+
+def test_a_value_comes_to_the_host_once_for_all_devices_and_the_reader() -> None:
+    apart = [sim_spec(f"sim{i}", peer_bytes_per_s=0.0) for i in range(3)]
+    x = input("x", (4, 8))
+    a = ops.tanh(x, name="a")
+    graph = Graph.of([a, ops.tanh(a, name="b"), ops.tanh(a, name="c")])
+    s = schedule_of(graph, apart, ("a=sim0", "b=sim1", "c=sim2"))
+    onto_host = [w.value for c in s for w in c.writes if s.values[w.value].device == "host"]
+    assert sorted(onto_host) == ["a@host", "b@host", "c@host", "x@host"]
+    (up,) = [c for c in s if c.label == "copy:x@sim0"]
+    assert up.reads == (Access("x@host", 0, 128),), "an input need not come back from a device"
+    assert isinstance(examine(no_reuse(s)), Certificate)
 
 
 def test_inputs_rotate_and_runs_overlap() -> None:
