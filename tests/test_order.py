@@ -1,7 +1,11 @@
 """Order: the list of one stream, streams per branch, fewest events, host steps, replacement."""
 
+import itertools
+import random
+
 import networkx as nx
 import pytest
+from graph_kit import random_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds import CPU, SIM0, SIM1, C, E, T, linear, no_reuse, schedule_of, tiny
@@ -12,7 +16,9 @@ from ggraph.device import DeviceSpec
 from ggraph.dtype import I32
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
+from ggraph.ops.copies import copy
 from ggraph.order import critical_path, speedup
+from ggraph.order.streams import copied_bytes
 from ggraph.plan import HOST_ACTOR, Access, Certificate, Do, Schedule
 from ggraph.tensor import Kind, input, state, weight
 from ggraph.verify import examine
@@ -229,6 +235,47 @@ def test_copies_go_by_the_device_s_copy_streams(copy_streams: int, onto: int, aw
         "a@sim1": f"sim1.{onto}",
         "b@host": f"sim1.{away}",
     }
+
+
+def test_a_wait_for_a_stream_s_first_command_is_kept_beside_another() -> None:
+    x = input("x", (4, 8))
+    a, b = ops.tanh(x, name="a"), ops.sigmoid(x, name="b")
+    lanes = {"a": 0, "b": 1, "c": 2}
+    s = schedule_of(Graph.of([ops.add(a, b, name="c")]), [SIM0], streams=3, on_stream=lanes)
+    assert [c.event for c in s if c.do is Do.WAIT and c.actor.stream == 2] == ["after:a", "after:b"]
+
+
+def test_a_partial_copy_is_priced_by_the_slices_that_chance_would_name() -> None:
+    """The mean over all choices of 3 indices among 4 slices."""
+    w, ids = weight("w", (4, E)), input("ids", (3,), I32)
+    named = [len(set(choice)) for choice in itertools.product(range(4), repeat=3)]
+    mean = sum(named) / len(named) * E * 4
+    assert copied_bytes(copy(w, "sim0", used=ids)) == round(mean) < w.nbytes
+    assert copied_bytes(copy(w, "sim0")) == w.nbytes
+
+
+def test_only_inputs_and_their_copies_rotate() -> None:
+    x = input("x", (T, E))
+    m = ops.mul_mat(weight("w", (E, E)), x, name="m")
+    graph = Graph.of([ops.add(m, x, name="y")])
+    s = schedule_of(graph, [SIM0, CPU], ("m=sim0", "w=cpu", "y=cpu"), n_copies=2, overlap=True)
+    slots = {name: v.slots for name, v in s.values.items()}
+    assert slots == {"x": 2, "x@sim0": 2, "w": 1, "w@sim0": 1, "m": 1, "m@cpu": 1, "y": 1}
+
+
+def test_one_stream_is_used_unless_more_are_asked_for() -> None:
+    x = input("x", (T, E))
+    fork = Graph.of([linear(x, "a"), linear(x, "b")])
+    assert {c.actor.stream for c in schedule_of(fork, [SIM0]) if c.do is Do.LAUNCH} == {0}
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_result_may_replace_only_what_it_reads_whole_and_as_large(r: random.Random) -> None:
+    s = schedule_of(random_graph(r), [CPU])
+    reads = {c.node: c.reads for c in s if c.do is Do.LAUNCH}
+    for v in (v for v in s.values.values() if v.nbytes):
+        for old in v.may_replace:
+            assert Access(old, 0, v.nbytes) in reads[v.name] and s.values[old].nbytes == v.nbytes
 
 
 def may_replace(name: str, graph: Graph) -> tuple[str, ...]:
