@@ -52,7 +52,7 @@ class Options:
     overlap: bool = False  # the next run may be enqueued while this one still computes
     memory: str = "hb"  # allocator mode: "hb", "offline" or "ggml"
     offline_seconds: float = 0.2  # bound on the search of mode "offline"
-    capacity: Mapping[str, int] = field(default_factory=dict)  # bytes per device, below its own
+    capacity: Mapping[str, int] = field(default_factory=dict)  # arena bytes per device
     spare_waits: int = 16  # orderings between streams that may be added to make memory fit
     forced_sync: tuple[str, ...] = ()  # upstream's flag: the host waits after these tensors
     rewrites: bool = True

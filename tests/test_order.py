@@ -1,18 +1,26 @@
 """Order: the list of one stream, streams per branch, fewest events, host steps, replacement."""
 
+import itertools
+import random
+
 import networkx as nx
 import pytest
+from graph_kit import random_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds import CPU, SIM0, SIM1, C, E, T, linear, no_reuse, schedule_of, tiny
 
 from ggraph import ops
+from ggraph.backends.sim import sim_spec
+from ggraph.device import DeviceSpec
 from ggraph.dtype import I32
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
+from ggraph.ops.copies import copy
 from ggraph.order import critical_path, speedup
+from ggraph.order.streams import copied_bytes
 from ggraph.plan import HOST_ACTOR, Access, Certificate, Do, Schedule
-from ggraph.tensor import Kind, input, state
+from ggraph.tensor import Kind, input, state, weight
 from ggraph.verify import examine
 
 GRAPH = tiny()
@@ -131,12 +139,143 @@ def test_the_host_waits_where_the_cpu_needs_a_device() -> None:
     assert s.commands[sync + 1].label == "y"
 
 
+def test_a_value_comes_to_the_host_once_for_all_devices_and_the_reader() -> None:
+    apart = [sim_spec(f"sim{i}", peer_bytes_per_s=0.0) for i in range(3)]
+    x = input("x", (4, 8))
+    a = ops.tanh(x, name="a")
+    graph = Graph.of([a, ops.tanh(a, name="b"), ops.tanh(a, name="c")])
+    s = schedule_of(graph, apart, ("a=sim0", "b=sim1", "c=sim2"))
+    onto_host = [w.value for c in s for w in c.writes if s.values[w.value].device == "host"]
+    assert sorted(onto_host) == ["a@host", "b@host", "c@host", "x@host"]
+    (up,) = [c for c in s if c.label == "copy:x@sim0"]
+    assert up.reads == (Access("x@host", 0, 128),), "an input need not come back from a device"
+    assert isinstance(examine(no_reuse(s)), Certificate)
+
+
 def test_inputs_rotate_and_runs_overlap() -> None:
     s = schedule_of(GRAPH, [SIM0], n_copies=2, overlap=True)
     assert s.values["x"].slots == s.values["x@host"].slots == 2
     assert s.values["blk.0.q"].slots == 1
     assert "end of run" not in [c.label for c in s]
     assert [c.do for c in s if c.actor != HOST_ACTOR][-1] is Do.RECORD
+
+
+def test_streams_of_overlapping_runs_wait_once_for_each_other_s_end() -> None:
+    """Before their first command, but for copies of inputs that rotate."""
+    a, b = sim_spec("sim0"), sim_spec("sim1")
+    s = schedule_of(GRAPH, [a, b], layers={"sim0": 1, "sim1": 1}, n_copies=2, overlap=True)
+    busy = {c.actor for c in s if c.do in (Do.LAUNCH, Do.COPY)}
+    waits = [(c.actor, c.event) for c in s if c.do is Do.WAIT and str(c.event).startswith("end:")]
+    feeds = {f"copy:{t.name}" for t in GRAPH.leaves(Kind.INPUT)}
+    late = {c.actor for c in s if c.do in (Do.LAUNCH, Do.COPY) and c.label not in feeds}
+    assert len(waits) == len(set(waits)) == len(late) * (len(busy) - 1)
+    for actor in late:
+        mine = [c for c in s if c.actor == actor]
+        begin = next(i for i, c in enumerate(mine) if (actor, c.event) in waits)
+        assert {c.label for c in mine[:begin] if c.do is not Do.RECORD} <= feeds
+        assert all(c.do is Do.WAIT for c in mine[begin : begin + len(busy) - 1])
+
+
+def test_what_outlives_a_run_is_kept() -> None:
+    s = schedule_of(GRAPH, [CPU])
+    weights = {t.name for t in GRAPH.leaves(Kind.WEIGHT)}
+    assert {v.name for v in s.values.values() if v.kept} == weights | set(s.carried.values())
+
+
+def test_the_third_weight_that_is_copied_waits_for_the_readers_of_the_first() -> None:
+    h = input("x", (T, E))
+    for i in range(4):
+        h = ops.mul_mat(weight(f"w{i}", (E, E)), h, name=f"m{i}")
+    s = schedule_of(Graph.of([h]), [SIM0, CPU], ("m[0-3]=sim0", "w[0-3]=cpu"))
+    of = {c.label: i for i, c in enumerate(s.commands)}
+    edges = s.to_networkx()
+    for i in range(4):
+        for j in range(4):
+            before = nx.has_path(edges, of[f"m{i}"], of[f"copy:w{j}@sim0"])
+            assert before == (j >= i + 2), (i, j)
+
+
+def test_estimates_are_the_slower_of_arithmetic_and_memory_and_a_fixed_cost() -> None:
+    spec = DeviceSpec("d", "sim", flops_per_s=1e6, bytes_per_s=1e6, launch_s=0.5)
+    x, w = input("x", (16, 64)), weight("w", (32, 64))
+    s = schedule_of(Graph.of([ops.mul_mat(w, x, name="m"), ops.tanh(x, name="t")]), [spec])
+    took = {c.label: c.seconds for c in s}
+    assert took["m"] == pytest.approx(0.5 + 2 * 16 * 32 * 64 / 1e6)
+    assert took["t"] == pytest.approx(0.5 + 2 * 16 * 64 * 4 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("peer", "seconds"), [(4e3, [0.5 + 128 / 2e3]), (0.0, [0.25 + 128 / 8e3, 0.5 + 128 / 1e3])]
+)
+def test_estimates_of_copies_go_by_the_slower_end_of_the_way(
+    peer: float, seconds: list[float]
+) -> None:
+    """Between peers at the slower one's rate; through the host down one link and up the other."""
+    one = sim_spec("sim0", peer_bytes_per_s=peer, link_bytes_per_s=8e3, launch_s=0.25)
+    two = sim_spec("sim1", peer_bytes_per_s=peer and 2e3, link_bytes_per_s=1e3, launch_s=0.5)
+    a = ops.tanh(input("x", (4, 8)), name="a")
+    s = schedule_of(Graph.of([ops.tanh(a, name="b")]), [one, two], ("a=sim0", "b=sim1"))
+    moved = [c.seconds for c in s if c.label in ("copy:a@host", "copy:a@sim1")]
+    assert moved == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("copy_streams", "onto", "away"), [(0, 0, 0), (1, 3, 3), (2, 3, 4)])
+def test_copies_go_by_the_device_s_copy_streams(copy_streams: int, onto: int, away: int) -> None:
+    """In, out; one for both; without any, on the first compute stream."""
+    ends = [
+        sim_spec(f"sim{i}", streams=3, copy_streams=copy_streams, peer_bytes_per_s=0.0)
+        for i in range(2)
+    ]
+    a = ops.tanh(input("x", (4, 8)), name="a")
+    s = schedule_of(Graph.of([ops.tanh(a, name="b")]), ends, ("a=sim0", "b=sim1"))
+    assert {c.label.removeprefix("copy:"): str(c.actor) for c in s if c.do is Do.COPY} == {
+        "x": f"sim1.{onto}",
+        "x@sim0": f"sim0.{onto}",
+        "a@host": f"sim0.{away}",
+        "a@sim1": f"sim1.{onto}",
+        "b@host": f"sim1.{away}",
+    }
+
+
+def test_a_wait_for_a_stream_s_first_command_is_kept_beside_another() -> None:
+    x = input("x", (4, 8))
+    a, b = ops.tanh(x, name="a"), ops.sigmoid(x, name="b")
+    lanes = {"a": 0, "b": 1, "c": 2}
+    s = schedule_of(Graph.of([ops.add(a, b, name="c")]), [SIM0], streams=3, on_stream=lanes)
+    assert [c.event for c in s if c.do is Do.WAIT and c.actor.stream == 2] == ["after:a", "after:b"]
+
+
+def test_a_partial_copy_is_priced_by_the_slices_that_chance_would_name() -> None:
+    """The mean over all choices of 3 indices among 4 slices."""
+    w, ids = weight("w", (4, E)), input("ids", (3,), I32)
+    named = [len(set(choice)) for choice in itertools.product(range(4), repeat=3)]
+    mean = sum(named) / len(named) * E * 4
+    assert copied_bytes(copy(w, "sim0", used=ids)) == round(mean) < w.nbytes
+    assert copied_bytes(copy(w, "sim0")) == w.nbytes
+
+
+def test_only_inputs_and_their_copies_rotate() -> None:
+    x = input("x", (T, E))
+    m = ops.mul_mat(weight("w", (E, E)), x, name="m")
+    graph = Graph.of([ops.add(m, x, name="y")])
+    s = schedule_of(graph, [SIM0, CPU], ("m=sim0", "w=cpu", "y=cpu"), n_copies=2, overlap=True)
+    slots = {name: v.slots for name, v in s.values.items()}
+    assert slots == {"x": 2, "x@sim0": 2, "w": 1, "w@sim0": 1, "m": 1, "m@cpu": 1, "y": 1}
+
+
+def test_one_stream_is_used_unless_more_are_asked_for() -> None:
+    x = input("x", (T, E))
+    fork = Graph.of([linear(x, "a"), linear(x, "b")])
+    assert {c.actor.stream for c in schedule_of(fork, [SIM0]) if c.do is Do.LAUNCH} == {0}
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_result_may_replace_only_what_it_reads_whole_and_as_large(r: random.Random) -> None:
+    s = schedule_of(random_graph(r), [CPU])
+    reads = {c.node: c.reads for c in s if c.do is Do.LAUNCH}
+    for v in (v for v in s.values.values() if v.nbytes):
+        for old in v.may_replace:
+            assert Access(old, 0, v.nbytes) in reads[v.name] and s.values[old].nbytes == v.nbytes
 
 
 def may_replace(name: str, graph: Graph) -> tuple[str, ...]:

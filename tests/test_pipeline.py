@@ -1,6 +1,7 @@
 """The pipeline: limits of memory, what is tried, what it costs, and what concurrency costs."""
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -9,8 +10,9 @@ import pytest
 from graph_kit import random_devices, random_graph, random_options
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import SIM0, SIM1, tiny
+from worlds import CPU, SIM0, SIM1, tiny
 
+from ggraph import Graph, input, ops
 from ggraph.alloc import fitting_edges, lower_bounds, ordering_offers, peak_bytes
 from ggraph.backends import open_backend
 from ggraph.errors import AllocError, BackendError, InputError, PlaceError, PlanError
@@ -117,6 +119,26 @@ def test_the_error_states_the_bound() -> None:
         make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": 512}))
     with pytest.raises(AllocError, match=r"%x needs 128 bytes, sim0 has 64"):
         make_plan(GRAPH, [SIM0], Options(capacity={"sim0": 64}))
+
+
+def test_the_error_lists_what_is_on_the_device_that_is_too_small() -> None:
+    """Not on one that has just what it needs."""
+    devices, layers = [SIM0, SIM1], {"sim0": 1, "sim1": 2}
+    free = make_plan(GRAPH, devices, Options(layers=layers))
+    need = {d: b.nbytes for d, b in lower_bounds(free.plan.schedule).items() if d != "host"}
+    assert set(need) == {"sim0", "sim1"}
+    for small in need:
+        room = {d: n - (d == small) for d, n in need.items()}
+        with pytest.raises(AllocError) as caught:
+            make_plan(GRAPH, devices, Options(layers=layers, capacity=room))
+        assert re.findall(r"placed on (\w+)", str(caught.value)) == [small]
+
+
+def test_what_numpy_computes_is_logged_with_the_bytes_that_it_moves() -> None:
+    x = input("x", (4, 8))
+    plain = replace(CPU, compiled=lambda t: t.op != "add")
+    plan = make_plan(Graph.of([ops.add(ops.tanh(x), x)]), [plain]).plan
+    assert "without a kernel, in NumPy: add (1 times, 384 bytes)" in plan.log
 
 
 def test_bad_limits_are_refused() -> None:

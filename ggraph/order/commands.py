@@ -142,15 +142,10 @@ def _transfer(o: Ordering, out: Steps, t: Tensor, throttle: _Throttle) -> None:
             c = replace(c, chosen_by=ids.name)
         out.add(c, also=also)
         return
-    middle = whole(t, staging(t.name))
-    o.staged[t.name] = 1
-    up, down = (begin.link_bytes_per_s, begin.launch_s), (end.link_bytes_per_s, end.launch_s)
-    away = o.streams.copier(begin.name, outwards=True)
-    took = up[1] + t.nbytes / up[0]
-    out.add(_copy(away, staging(t.name), t.name, whole(source), middle, took))
-    took = down[1] + t.nbytes / down[0]
+    held = whole(source, _brought(o, out, source))
     onto = o.streams.copier(end.name, outwards=False)
-    out.add(_copy(onto, t.name, t.name, middle, whole(t), took), also=also)
+    took = end.launch_s + t.nbytes / end.link_bytes_per_s
+    out.add(_copy(onto, t.name, t.name, held, whole(t), took), also=also)
 
 
 def _look(o: Ordering, out: Steps, ids: Tensor) -> None:

@@ -129,8 +129,6 @@ def copied_bytes(t: Tensor) -> int:
 
 def copy_seconds(source: DeviceSpec, target: DeviceSpec, nbytes: int) -> float:
     """Estimated time of a transfer, through the host where there is no direct way."""
-    if source.name == target.name:
-        return target.launch_s + nbytes / target.bytes_per_s
     if is_peer(source, target):
         rate = min(source.peer_bytes_per_s, target.peer_bytes_per_s)
         return target.launch_s + nbytes / rate

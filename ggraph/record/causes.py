@@ -3,10 +3,15 @@
 Races between the same two actors are intervals of the enqueue order: the first access is enqueued
 at f, the second at s, and a wait of the second actor for the first, put anywhere between, orders
 them. So the smallest set of waits is the smallest set of points that meets all intervals, which
-greedy choice by right end finds. The list is walked once with its clocks, so that a race which
-waits of other actors order by then asks for none; and the repaired plan is proved. With two actors
-no set is smaller; with more there may be one that is (3 of 51 random plans of three streams, held
-against all sets: one wait too many).
+greedy choice by right end finds. The list is walked with its clocks, so that a race which waits of
+other actors order by then asks for none; and the repaired plan is proved. Within a run, with two
+actors, no set is smaller; with more there may be one that is (3 of 51 random plans of three
+streams, held against all sets: one wait too many).
+
+Races between runs are intervals that end in a later one. A wait is put into every run, so it stands
+in each of those that are walked; for a command behind it in the list it waits as of the run before.
+
+Legend: n commands of a run, u a number of a command in the unrolled list.
 """
 
 from bisect import bisect_right
@@ -18,12 +23,14 @@ from ggraph.errors import printable
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Plan, Schedule
 from ggraph.verify import Race, examine, races
 from ggraph.verify.clocks import Clocks, Mark, Progress, clocks
-from ggraph.verify.report import CounterExample
+from ggraph.verify.report import CounterExample, Site
+from ggraph.verify.static import period
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Command `before` should wait for command `after` (indices of the schedule)."""
+    """Command `before` should wait for command `after` (indices of the schedule), as of the run
+    before where that stands behind it in the list."""
 
     after: int
     before: int
@@ -83,12 +90,12 @@ class Diagnosis:
 
 
 def diagnose(plan: Plan) -> Diagnosis | None:
-    """Why a plan has races; None where it has none that a wait can prevent."""
-    found = [r for r in races(plan) if r.first.iteration == r.second.iteration]
+    """Why a plan has races, within a run and between runs; None where it has none."""
+    found = races(plan)
     if not found:
         return None
     waits = _Waits(found, plan.schedule.commands)
-    clocks(plan.schedule.commands, 1, waits.before)
+    clocks(plan.schedule.commands, 2 * period(plan), waits.before)
     causes = [Cause(w, tuple(of), _text(plan, w)) for w, of in waits.by_cause().items()]
     return Diagnosis(
         tuple(causes),
@@ -137,42 +144,58 @@ class _Waits:
 
     def __init__(self, found: Iterable[Race], commands: Sequence[Command]) -> None:
         self.made: dict[Wait, list[Race]] = {}
+        self._ends: list[int] = []  # of each wait, the u before which it was put in
+        self._put: dict[int, list[Wait]] = {}  # by what waits
         self._at: dict[int, list[Race]] = {}  # by second access
         self._between: dict[tuple[Actor, Actor], deque[Race]] = {}  # by first access
         self._commands = commands
-        for r in sorted(found, key=lambda r: r.first.index):
-            self._at.setdefault(r.second.index, []).append(r)
+        for r in sorted(found, key=lambda r: self._number(r.first)):
+            self._at.setdefault(self._number(r.second), []).append(r)
             self._between.setdefault(self._actors(r), deque()).append(r)
+
+    def _number(self, s: Site) -> int:
+        return s.iteration * len(self._commands) + s.index
 
     def _actors(self, r: Race) -> tuple[Actor, Actor]:
         return self._commands[r.first.index].actor, self._commands[r.second.index].actor
 
     def before(self, known: Clocks, now: Progress) -> Iterator[Mark]:
         """What the next command must wait for besides, and knows then."""
-        here = len(known.actor)
+        here, n = len(known.actor), len(self._commands)
+        for w in self._put.get(here % n, ()):
+            yield from self._mark(w, known)
         for r in self._at.get(here, ()):
-            first, mine = r.first.index, now.actors[self._commands[here].actor]
+            first, mine = self._number(r.first), now.actors[self._commands[here % n].actor]
             if now.heard[mine][known.actor[first]] < known.place[first]:
-                after = self._prevented(r, here)
-                yield known.actor[after], known.place[after], known.others[after]
+                yield from self._mark(self._prevented(r, here), known)
+
+    def _mark(self, w: Wait, known: Clocks) -> Iterator[Mark]:
+        """What a wait hears of behind `known`: the latest command `after`, if there is one."""
+        here, n = len(known.actor), len(self._commands)
+        u = here - 1 - (here - 1 - w.after) % n
+        if u >= 0:
+            yield known.actor[u], known.place[u], known.others[u]
 
     def by_cause(self) -> dict[Wait, list[Race]]:
         """All races; one that several waits together prevent counts with the last of them."""
         made = list(self.made)
         for r in (r for left in self._between.values() for r in left):
-            last = bisect_right(made, r.second.index, key=lambda w: w.before) - 1
+            last = bisect_right(self._ends, self._number(r.second)) - 1
             self.made[made[max(last, 0)]].append(r)
         self._between.clear()
         return self.made
 
-    def _prevented(self, r: Race, here: int) -> int:
-        """The command to wait for: the last first access of races that a wait here can prevent."""
+    def _prevented(self, r: Race, here: int) -> Wait:
+        """For the last first access of races that a wait here can prevent."""
         queue, group = self._between[self._actors(r)], list[Race]()
-        while queue and queue[0].first.index < here:
+        while queue and self._number(queue[0].first) < here:
             group.append(queue.popleft())
-        wait = Wait(max(g.first.index for g in group if g.second.index >= here), here)
+        last = max(self._number(g.first) for g in group if self._number(g.second) >= here)
+        wait = Wait(last % len(self._commands), here % len(self._commands))
         self.made[wait] = group
-        return wait.after
+        self._ends.append(here)
+        self._put.setdefault(wait.before, []).append(wait)
+        return wait
 
 
 def _one_by_one(found: Iterable[Race], commands: Sequence[Command]) -> list[Wait]:
@@ -180,9 +203,10 @@ def _one_by_one(found: Iterable[Race], commands: Sequence[Command]) -> list[Wait
     longer than it must."""
     last: dict[tuple[int, Actor], int] = {}
     for r in found:
-        key = (r.second.index, commands[r.first.index].actor)
-        last[key] = max(last.get(key, -1), r.first.index)
-    return [Wait(after, before) for (before, _), after in last.items()]
+        key, after = (r.second.index, commands[r.first.index].actor), r.first.index
+        after -= len(commands) if after > r.second.index else 0  # of the run before
+        last[key] = max(last.get(key, after), after)
+    return [Wait(after % len(commands), before) for (before, _), after in last.items()]
 
 
 def _repair(plan: Plan, waits: Sequence[Wait]) -> Repair:
@@ -193,4 +217,5 @@ def _repair(plan: Plan, waits: Sequence[Wait]) -> Repair:
 
 def _text(plan: Plan, wait: Wait) -> str:
     first, second = (plan.schedule.commands[i] for i in (wait.after, wait.before))
-    return f"{second.label!r} on {second.actor} after {first.label!r} on {first.actor}"
+    run = " of the run before" if wait.after > wait.before else ""
+    return f"{second.label!r} on {second.actor} after {first.label!r} on {first.actor}{run}"
