@@ -95,7 +95,7 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """What keys and values grow by as one matrix, and only experts chosen by sigmoids."""
     found = {n: t for n, t in tensors.items() if ".attn_k_b." not in n and ".attn_v_b." not in n}
     for i in range(c.num_hidden_layers + c.num_nextn_predict_layers):
-        if i >= c.first_k_dense_replace and f"blk.{i}.exp_probs_b.bias" not in tensors:
+        if c.has_experts(i) and f"blk.{i}.exp_probs_b.bias" not in tensors:
             raise ModelError(f"{c.architecture}: layer {i} has no exp_probs_b; experts chosen by "
                              "soft_max chances are not known here")  # fmt: skip
         k, v = (tensors.get(f"blk.{i}.attn_{p}_b.weight") for p in "kv")
@@ -140,7 +140,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
         "expert_shared_feed_forward_length": None,
         "expert_shared_count": c.shared_intermediate_size // max(c.moe_intermediate_size, 1),
         "expert_weights_norm": c.norm_topk_prob,
-        "leading_dense_block_count": c.first_k_dense_replace,
+        "leading_dense_block_count": c.leading_dense,
     }
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_formats_gguf import split
 from test_models_options import CASES, UNTOLD, made
-from test_models_unsaid import LONGROPE, folder, mixtral, phi3
+from test_models_unsaid import LONGROPE, SEEING, folder, mixtral, phi3, seeing
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
@@ -45,15 +45,16 @@ from models.run.load import open_session
 pytest.importorskip("xllamacpp")
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
-    "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
-    "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/falcon_h1",
-    "tiny2/gemma2", "tiny2/gemma3_text", "tiny2/gemma4_k_eq_v", "tiny2/gemma4_moe",
-    "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/gpt2",
-    "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid", "tiny2/granite_hybrid_moe",
-    "tiny2/granite_moe", "tiny2/hunyuan_v1_dense", "tiny2/lfm2", "tiny2/lfm2_moe",
-    "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron_h", "tiny2/nemotron_h_moe", "tiny2/olmo2",
-    "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
-    "tiny2/seed_oss", "tiny2/smollm3",
+    "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen2_5_vl",
+    "tiny/qwen3_qknorm", "tiny/qwen3_moe", "tiny/qwen3_vl", "tiny/qwen3_vl_moe", "tiny2/ernie4_5",
+    "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/falcon_h1", "tiny2/gemma2", "tiny2/gemma3_text",
+    "tiny2/gemma4_k_eq_v", "tiny2/gemma4_moe", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe",
+    "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid",
+    "tiny2/granite_hybrid_moe", "tiny2/granite_moe", "tiny2/hunyuan_v1_dense", "tiny2/lfm2",
+    "tiny2/lfm2_moe", "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron_h",
+    "tiny2/nemotron_h_moe", "tiny2/olmo2", "tiny2/olmo3", "tiny2/olmoe", "tiny2/phi3",
+    "tiny2/qwen2_moe", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next", "tiny2/seed_oss",
+    "tiny2/smollm3",
 )  # fmt: skip
 NEW, END, CONTEXT = 24, 257, 256
 PLAIN = {
@@ -261,6 +262,14 @@ def test_llama_cpp_lets_the_same_layers_of_an_exaone_4_slide(tmp_path: Path) -> 
     c = open_model(hf).config
     assert [i for i in range(64) if not c.slides(i)] == list(range(3, 64, 4))
     same_next("tiny2/exaone4", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
+
+
+@pytest.mark.parametrize("lead", SEEING)
+def test_llama_cpp_says_the_same_of_a_qwen_that_sees(lead: str, tmp_path: Path) -> None:
+    """Of texts, by its three positions."""
+    tokens = open_checkpoint(small_model(tmp_path / "small.gguf", PLAIN)).metadata
+    told = {k: v for k, v in tokens.items() if k.startswith("tokenizer.")}
+    same_next(SEEING[lead], seeing(lead, tmp_path / "m.gguf", told))
 
 
 @pytest.mark.parametrize(("name", "written"), [(LARGE, 1), (NEXT, 0)])

@@ -89,11 +89,13 @@ def logits(model: Model, context: int) -> np.ndarray:
 
 
 def folder(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
-    """A golden folder with other keys; None leaves one out."""
+    """A golden folder with other keys, of the text where it also sees; None leaves one out."""
     shutil.copytree(GOLDEN / name, out)
-    told = {**json.loads((out / "config.json").read_text()), **changes}
+    whole = json.loads((out / "config.json").read_text())
+    told = {**whole.get("text_config", whole), **changes}
     kept = {k: v for k, v in told.items() if v is not None}
-    (out / "config.json").write_text(json.dumps(kept))
+    whole = {**whole, "text_config": kept} if "text_config" in whole else kept
+    (out / "config.json").write_text(json.dumps(whole))
     return out
 
 
@@ -230,6 +232,33 @@ def changed(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
     told = {**c.metadata, **{f"{c.architecture}.{key}": v for key, v in changes.items()}}
     write_gguf(out, {k: v for k, v in told.items() if v is not None}, list(c.tensors.values()))
     return out
+
+
+SEEING = {
+    "qwen2vl": "tiny/qwen2_5_vl", "qwen3vl": "tiny/qwen3_vl", "qwen3vlmoe": "tiny/qwen3_vl_moe",
+}  # fmt: skip
+SECTIONS = {"qwen2vl": [2, 3, 3, 0], "qwen3vl": [3, 3, 2, 0], "qwen3vlmoe": [3, 3, 2, 0]}
+
+
+def seeing(lead: str, out: Path, metadata: Mapping[str, Any]) -> Path:
+    """A golden model in a GGUF file of what answers in a Qwen that sees, with other `metadata`."""
+    model_to_gguf(open_model(GOLDEN / SEEING[lead]), out, "f32")
+    c = open_checkpoint(out)
+    told = {**c.metadata, "general.architecture": lead}
+    told |= {k.replace(f"{c.architecture}.", f"{lead}.", 1): v for k, v in c.metadata.items()}
+    told[f"{lead}.rope.dimension_sections"] = np.array(SECTIONS[lead], np.int32)
+    told[f"{lead}.n_deepstack_layers"] = 0
+    write_gguf(out, {**told, **metadata, "general.architecture": lead}, list(c.tensors.values()))
+    return out
+
+
+@pytest.mark.parametrize("lead", SEEING)
+def test_a_gguf_file_of_what_answers_in_a_qwen_that_sees(lead: str, tmp_path: Path) -> None:
+    path = seeing(lead, tmp_path / "m.gguf", {})
+    expected = np.load(GOLDEN / SEEING[lead] / "expected.npz")
+    assert open_model(path).config.architecture == lead
+    got = run_all(path, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
 
 
 YARN = {
@@ -471,6 +500,15 @@ def test_experts_by_groups_are_refused(tmp_path: Path) -> None:
     path = changed("tiny2/glm4_moe_lite", tmp_path / "m.gguf", {"expert_group_count": 4})
     with pytest.raises(ModelError, match="experts chosen by groups"):
         open_model(path)
+
+
+def test_widths_that_an_older_file_of_qwen_2_with_experts_leaves_out(tmp_path: Path) -> None:
+    """Those of the feed-forward, shared by as many experts as a row has."""
+    keys = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+    path = changed("tiny2/qwen2_moe", tmp_path / "m.gguf", dict.fromkeys(keys))
+    c = open_model(path).config
+    assert (c.intermediate_size, c.num_experts_per_tok) == (96, 2)
+    assert (c.moe_intermediate_size, c.shared_intermediate_size) == (48, 96)
 
 
 @pytest.mark.parametrize("mode", ["norm", "NEOX", ""])
