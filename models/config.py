@@ -260,7 +260,7 @@ SCALARS = (
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
     Scalar("moe_latent_size", ("moe_latent_size",), "moe_latent_size"),
-    Scalar("expert_gating_func", (), "expert_gating_func"),
+    Scalar("expert_gating_func", ("expert_gating_func",), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
     Scalar(
         "num_nextn_predict_layers",

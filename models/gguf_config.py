@@ -120,7 +120,8 @@ def _head_dim(k: Keys, default: int) -> int:
     if k.has("attention.key_length_mla"):
         return k.integer("attention.key_length_mla")
     head_dim = k.integer("attention.key_length", default)
-    if k.has("attention.value_length") and k.integer("attention.value_length") != head_dim:
+    own = k.integer("attention.value_length", head_dim)
+    if own != head_dim and not k.has("attention.kv_lora_rank"):
         raise ModelError("GGUF metadata: attention.value_length differs from key_length")
     return head_dim
 

@@ -196,7 +196,9 @@ def test_every_family_says_what_its_unit_may_be_called() -> None:
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 PARTLY = (  # heads may turn so, or never do
-    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/nemotron_h",
+    "tiny/deepseek_v2", "tiny/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
+    "tiny2/glm4_moe_lite",
+    "tiny2/nemotron_h",
     "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 
@@ -226,6 +228,10 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny2/olmoe", {"clip_qkv": 8.0}),
+        ("tiny/deepseek_v2", {"topk_method": "group_limited_greedy"}),
+        ("tiny/deepseek_v2", {"norm_topk_prob": True}),
+        *(("tiny/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
+        ("tiny/deepseek_v3", {"rope_interleave": False}),
         *(("tiny2/qwen2_moe", {"mlp_only_layers": odd}) for odd in (3, [1.5], ["1"])),
         *(("tiny2/qwen2_moe", {"decoder_sparse_step": odd}) for odd in (0, -1)),
         *((n, {"linear_value_head_dim": 32})
@@ -491,6 +497,8 @@ def test_a_key_that_is_left_out_means_what_the_class_means(
 LINEAR_SIZES = {
     "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32,
 }  # fmt: skip
+LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+          "qk_rope_head_dim": 64, "v_head_dim": 128}  # fmt: skip
 SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; of 32 heads
     ("tiny/mistral_sliding", 8, 131072, {}),
     ("tiny/qwen2_bias", 32, 32768, {}),
@@ -515,6 +523,12 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/lfm2_moe", 8, 128000, {}),
     ("tiny2/nemotron_h", 8, 4096, {"head_dim": 128}),
     ("tiny2/olmoe", 32, 4096, {}),
+    ("tiny/deepseek_v2", None, 2048, {
+        "moe_intermediate_size": 1407, "n_shared_experts": 2, "first_k_dense_replace": 0,
+        **LATENT}),
+    ("tiny/deepseek_v3", None, 4096, {
+        "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, **LATENT}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),

@@ -25,7 +25,8 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models import llama
 from models.architecture import Architecture
-from models.config import LONG_FACTORS, SHORT_FACTORS, Keys
+from models.config import LONG_FACTORS, SHORT_FACTORS, SIGMOID, SOFT_MAX, Keys
+from models.deepseek2 import DEEPSEEK2
 from models.gguf_config import from_gguf, rope_from_gguf
 from models.hf_config import from_hf
 from models.qwen35 import QWEN35
@@ -93,7 +94,7 @@ def folder(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
     shutil.copytree(GOLDEN / name, out)
     whole = json.loads((out / "config.json").read_text())
     told = {**whole.get("text_config", whole), **changes}
-    kept = {k: v for k, v in told.items() if v is not None}
+    kept = {k: v for k, v in told.items() if v is not None or k not in changes}
     whole = {**whole, "text_config": kept} if "text_config" in whole else kept
     (out / "config.json").write_text(json.dumps(whole))
     return out
@@ -500,6 +501,47 @@ def test_experts_by_groups_are_refused(tmp_path: Path) -> None:
     path = changed("tiny2/glm4_moe_lite", tmp_path / "m.gguf", {"expert_group_count": 4})
     with pytest.raises(ModelError, match="experts chosen by groups"):
         open_model(path)
+
+
+DEEPSEEK = "tiny/deepseek_v2"
+
+
+def older_deepseek(hf: Path, out: Path, mscale: float, metadata: Mapping[str, Any]) -> Path:
+    """The folder's GGUF file as it was made in 2024: heads by their own sizes, keys and values that
+    one matrix makes, and nothing of how experts are chosen."""
+    model = open_model(hf)
+    model_to_gguf(model, out, "f32")
+    c, lead = open_checkpoint(out), "deepseek2"
+    heads = model.config.num_attention_heads
+    sizes = {"head_count_kv": heads, "key_length": model.config.head_dim,
+             "value_length": model.config.v_head_dim}  # fmt: skip
+    told = {**c.metadata, **{f"{lead}.attention.{key}": value for key, value in sizes.items()}}
+    told[f"{lead}.rope.scaling.yarn_log_multiplier"] = 0.1 * mscale
+    gone = ("_mla", "expert_gating_func", "expert_weights_norm")
+    told = {k: v for k, v in told.items() if not k.endswith(gone)} | dict(metadata)
+    whole = {n: t for n, t in model.catalogue.items() if n.endswith(".attn_kv_b.weight")}
+    kept = {n: t for n, t in c.tensors.items() if "_k_b." not in n and "_v_b." not in n}
+    write_gguf(out, told, [*kept.values(), *whole.values()])
+    return out
+
+
+def test_an_older_file_of_deepseek_v2(tmp_path: Path) -> None:
+    path = older_deepseek(GOLDEN / DEEPSEEK, tmp_path / "m.gguf", 0.707, {})
+    expected = np.load(GOLDEN / DEEPSEEK / "expected.npz")
+    got = run_all(path, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
+    with pytest.raises(ModelError, match=r"YaRN and latent attention without .*log_multiplier"):
+        open_model(older_deepseek(GOLDEN / DEEPSEEK, tmp_path / "untold.gguf", 0.0, {}))
+
+
+@pytest.mark.parametrize(("tokens", "chosen"), [(154880, SIGMOID), (102400, SOFT_MAX)])
+def test_how_experts_are_chosen_where_a_file_does_not_say(tokens: int, chosen: int) -> None:
+    """GLM-4.7-Flash is known by its vocabulary, as in llama.cpp."""
+    c = open_model(GOLDEN / DEEPSEEK).config
+    untold = replace(c, vocab_size=tokens, expert_gating_func=0)
+    assert DEEPSEEK2.complete(untold).expert_gating_func == chosen
+    told = replace(untold, expert_gating_func=SIGMOID)
+    assert DEEPSEEK2.complete(told).expert_gating_func == SIGMOID
 
 
 def test_widths_that_an_older_file_of_qwen_2_with_experts_leaves_out(tmp_path: Path) -> None:
