@@ -377,7 +377,10 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     else:
         final = normed(s, wanted_rows(s, x), "output_norm")
     table = "output.weight" if s.has("output.weight") else "token_embd.weight"
-    logits = capped(s, product(s, final, table, c.vocab_size))  # [M, V]
+    logits = product(s, final, table, c.vocab_size)  # [M, V]
+    if s.has("output.bias"):
+        logits = logits + s.w("output.bias", c.vocab_size)
+    logits = capped(s, logits)
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
 
 

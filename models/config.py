@@ -112,7 +112,7 @@ class DecoderConfig:
     # experts beyond Qwen3's
     expert_gating_func: int = 0  # SOFT_MAX if not told
     routed_scaling_factor: float = 1.0
-    first_k_dense_replace: int = 0  # so many layers at the start have no experts
+    dense_layers: tuple[bool, ...] = ()  # layers without experts; empty: none
     shared_intermediate_size: int = 0  # of the feed-forward that every row takes
     # factors and bounds of what flows through the layers; 0: none
     embedding_multiplier: float = 1.0
@@ -183,7 +183,20 @@ class DecoderConfig:
 
     def has_experts(self, layer: int) -> bool:
         """Whether this layer's feed-forward is a mixture."""
-        return self.num_experts > 0 and layer >= self.first_k_dense_replace
+        dense = layer < len(self.dense_layers) and self.dense_layers[layer]
+        return self.num_experts > 0 and not dense
+
+    @property
+    def leading_dense(self) -> int:
+        """How many layers at the start have no experts, as GGUF files tell of them. ModelError
+        where one behind the others has none, too."""
+        count = sum(self.dense_layers)
+        if not all(self.dense_layers[:count]):
+            dense = [i for i, flag in enumerate(self.dense_layers) if flag]
+            raise ModelError(
+                f"{self.architecture}: GGUF cannot say that layers {shown(dense)} have no experts"
+            )
+        return count
 
     def only_feeds(self, layer: int) -> bool:
         """Whether this layer is nothing but a feed-forward."""
@@ -247,17 +260,12 @@ SCALARS = (
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
     Scalar("moe_latent_size", ("moe_latent_size",), "moe_latent_size"),
-    Scalar("expert_gating_func", (), "expert_gating_func"),
+    Scalar("expert_gating_func", ("expert_gating_func",), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
     Scalar(
         "num_nextn_predict_layers",
         ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
         "nextn_predict_layers",
-    ),
-    Scalar(
-        "first_k_dense_replace",
-        ("first_k_dense_replace", "num_dense_layers"),
-        "leading_dense_block_count",
     ),
     Scalar(
         "shared_intermediate_size",

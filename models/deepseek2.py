@@ -1,9 +1,12 @@
-"""GLM-4.7-Flash: latent attention, experts chosen by sigmoids, and one feed-forward for every row.
+"""DeepSeek-V2 and V3, as far as their experts are not chosen by groups (V2-Lite, Moonlight), and
+GLM-4.7-Flash: latent attention, experts, and one feed-forward for every row. The first's experts
+are chosen by their chances, the others' by sigmoids; GGUF files of all have one name.
 
-Its GGUF files have the architecture of DeepSeek's models, which differ in how they choose experts.
-Sources: DeepSeek-V3 (arXiv 2412.19437); transformers `modeling_glm4_moe_lite`.
+Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437); transformers
+`modeling_deepseek_v2`, `modeling_deepseek_v3`, `modeling_glm4_moe_lite`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +19,8 @@ from ggraph.formats.checkpoint import RawTensor
 from . import blocks, latent
 from .architecture import SHARED_NAMES, SWIGLU, Architecture, Tensors, changed, pairing_neighbours
 from .blocks import Step
-from .config import SIGMOID, DecoderConfig, Keys
+from .config import SIGMOID, SOFT_MAX, DecoderConfig, Keys, yarn_magnitude
+from .gguf_config import rope_from_gguf
 from .hf_config import without_window
 from .latent import Latent
 
@@ -35,6 +39,8 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 EPSILON = 1e-6  # of latent norms in folders
 DENSE = "first_k_dense_replace"  # so many layers at the start
+GLM_TOKENS = 154880  # of GLM-4.7-Flash, whose older files do not tell of its sigmoids
+YARN_LOG = "rope.scaling.yarn_log_multiplier"  # a tenth of what config.json has as mscale_all_dim
 
 
 def sizes_of(c: DecoderConfig) -> Latent:
@@ -61,11 +67,24 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         **without_window(values), DENSE: dense_layers(k),
         "head_dim": width, "rope_parameters": rope,
-        "num_key_value_heads": values.get("num_attention_heads"),
+        "num_key_value_heads": values.get("num_attention_heads"), "expert_gating_func": SIGMOID,
         "attention_multiplier": latent.scale_of(k, width), "latent_norm_eps": EPSILON,
         "shared_expert_intermediate_size":
             k.integer("n_shared_experts", 1) * k.integer("moe_intermediate_size"),
     }  # fmt: skip
+
+
+def by_chances(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same of DeepSeek-V2, whose experts are chosen by their chances."""
+    return {**translate(values), "expert_gating_func": SOFT_MAX}
+
+
+def ungrouped(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same of DeepSeek-V3. ModelError where it leaves out that there is one group of experts:
+    its class means several."""
+    if values.get("n_group") is None:
+        raise ModelError("config.json: n_group is missing: expected 1")
+    return translate(values)
 
 
 def dense_layers(k: Keys) -> int:
@@ -81,23 +100,22 @@ def dense_layers(k: Keys) -> int:
 
 def complete(c: DecoderConfig) -> DecoderConfig:
     """What GGUF files say otherwise: every head has keys of its own, neighbours are rotated."""
-    if c.rope.ext_factor and not c.attention_multiplier:
-        raise ModelError(f"{c.architecture}: YaRN with latent attention in a GGUF file")
+    chosen = SIGMOID if c.vocab_size == GLM_TOKENS else SOFT_MAX
     return replace(
         pairing_neighbours(c),
         num_key_value_heads=c.num_attention_heads,
-        expert_gating_func=c.expert_gating_func or SIGMOID,
+        expert_gating_func=c.expert_gating_func or chosen,
         shared_intermediate_size=c.shared_intermediate_size or c.moe_intermediate_size,
     )
 
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """What keys and values grow by as one matrix, and only experts chosen by sigmoids."""
+    """What keys and values grow by as one matrix. ModelError for sigmoids without corrections."""
     found = {n: t for n, t in tensors.items() if ".attn_k_b." not in n and ".attn_v_b." not in n}
+    corrected = c.expert_gating_func == SIGMOID
     for i in range(c.num_hidden_layers + c.num_nextn_predict_layers):
-        if i >= c.first_k_dense_replace and f"blk.{i}.exp_probs_b.bias" not in tensors:
-            raise ModelError(f"{c.architecture}: layer {i} has no exp_probs_b; experts chosen by "
-                             "soft_max chances are not known here")  # fmt: skip
+        if corrected and c.has_experts(i) and f"blk.{i}.exp_probs_b.bias" not in tensors:
+            raise ModelError(f"{c.architecture}: layer {i} has no exp_probs_b")
         k, v = (tensors.get(f"blk.{i}.attn_{p}_b.weight") for p in "kv")
         if k is not None and v is not None:
             both = np.concatenate([k.float32().swapaxes(1, 2), v.float32()], axis=1)
@@ -125,13 +143,39 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
     return found
 
 
+def read(k: Keys, layers: int) -> Mapping[str, Any]:
+    """Values of older files, which have no sizes of llama.cpp's cache; and YaRN, whose magnitude
+    stands in the scale of the scores, and does not change the rotation."""
+    found: dict[str, Any] = {}
+    if not k.has("attention.value_length_mla"):
+        found["v_head_dim"] = k.integer("attention.value_length", 0)
+    if k.get("rope.scaling.type") == "yarn":
+        share = k.real(YARN_LOG, 0.0)
+        if share <= 0:  # which llama.cpp takes as no model means it
+            raise ModelError(f"GGUF metadata: YaRN and latent attention without {YARN_LOG}")
+        factor, most = k.real("rope.scaling.factor"), k.integer("context_length", 2048)
+        width = k.integer("attention.key_length_mla", k.integer("attention.key_length", 1))
+        rope, once = rope_from_gguf(k, "normal", width, most), yarn_magnitude(factor, 1.0)
+        grown = yarn_magnitude(factor, 10 * share)
+        found["attention_multiplier"] = grown**2 / math.sqrt(max(width, 1))
+        found["rope"] = replace(rope, attn_factor=1 / once)
+    return found
+
+
+def yarn_keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """The other way. ModelError where the rotation's magnitude changes, or the scale does not."""
+    factor = 1 / c.rope.freq_scale
+    grown = math.sqrt(c.attention_multiplier * math.sqrt(c.head_dim)) - 1
+    even = math.isclose(c.rope.attn_factor * yarn_magnitude(factor, 1.0), 1, rel_tol=1e-6)
+    if not even or grown <= 1e-6:
+        raise ModelError(f"{c.architecture}: GGUF cannot say how YaRN changes magnitudes")
+    return {YARN_LOG: grown / math.log(factor), "rope.scaling.attn_factor": None}
+
+
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """Sizes of llama.cpp's cache, one small head for all, and how experts are chosen. ModelError
-    for YaRN, which changes the scale of the scores, too."""
-    if c.rope.ext_factor:
-        raise ModelError(f"{c.architecture}: GGUF files with YaRN and latent attention are not "
-                         "written; -m runs the folder itself")  # fmt: skip
+    """Sizes of llama.cpp's cache, one small head for all, and how experts are chosen."""
     return {
+        **(yarn_keys(c) if c.rope.ext_factor else {}),
         "attention.head_count_kv": 1,
         "attention.key_length": c.kv_lora_rank + c.rope.n_rot,
         "attention.value_length": c.kv_lora_rank,
@@ -140,7 +184,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
         "expert_shared_feed_forward_length": None,
         "expert_shared_count": c.shared_intermediate_size // max(c.moe_intermediate_size, 1),
         "expert_weights_norm": c.norm_topk_prob,
-        "leading_dense_block_count": c.first_k_dense_replace,
+        "leading_dense_block_count": c.leading_dense,
     }
 
 
@@ -157,6 +201,29 @@ DEEPSEEK2 = Architecture(
         "v_head_dim": 256,
     },
     fixed={"hidden_act": SWIGLU["hidden_act"], "n_group": (1,), "rope_interleave": (True,)},
-    translate=translate, complete=complete, load=load, store=store, keys=keys,
+    translate=translate, complete=complete, load=load, store=store, keys=keys, read=read,
     layer=layer,
+)  # fmt: skip
+SIZES = {
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}  # fmt: skip
+DEEPSEEK_V2 = replace(
+    DEEPSEEK2, name="deepseek_v2", written_as=DEEPSEEK2.name, hf=("DeepseekV2ForCausalLM",),
+    translate=by_chances,
+    fixed={
+        "hidden_act": SWIGLU["hidden_act"], "topk_method": ("greedy",), "norm_topk_prob": (False,),
+    },
+    hf_defaults={
+        **SIZES, DENSE: 0, "n_shared_experts": 2, "moe_intermediate_size": 1407,
+        "max_position_embeddings": 2048,
+    },
+)  # fmt: skip
+DEEPSEEK_V3 = replace(
+    DEEPSEEK2, name="deepseek_v3", written_as=DEEPSEEK2.name, hf=("DeepseekV3ForCausalLM",),
+    translate=ungrouped,
+    hf_defaults={
+        **SIZES, DENSE: 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "max_position_embeddings": 4096,
+    },
 )  # fmt: skip

@@ -14,6 +14,8 @@ from .architecture import SHARED_NAMES, SWIGLU, Architecture, Tensors, changed, 
 from .config import DecoderConfig, Keys
 from .llama import build
 
+CORRECTION = ".exp_probs_b.bias"
+
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys of the mixture under their usual names. ModelError where experts end before the end."""
@@ -37,14 +39,21 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """Corrections as vectors: either file may hold them as one row of a matrix."""
-    flat = {n: t for n, t in tensors.items() if n.endswith(".exp_probs_b.bias")}
+    flat = {n: t for n, t in tensors.items() if n.endswith(CORRECTION)}
     return {**tensors, **{n: changed(t, t.data.reshape(-1)) for n, t in flat.items()}}
+
+
+def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """As they are. ModelError for biases, of which llama.cpp reads those of q, k and v alone."""
+    if any(n.endswith(".bias") and not n.endswith(CORRECTION) for n in tensors):
+        raise ModelError(f"{c.architecture}: GGUF cannot say that matrices have biases")
+    return tensors
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
     """Which layers have experts, and how many every row takes."""
     return {
-        "leading_dense_block_count": c.first_k_dense_replace,
+        "leading_dense_block_count": c.leading_dense,
         "interleave_moe_layer_step": 1,
         "expert_shared_count": c.shared_intermediate_size // max(c.moe_intermediate_size, 1),
     }
@@ -60,7 +69,8 @@ ERNIE45 = Architecture(
 )  # fmt: skip
 ERNIE45_MOE = Architecture(
     "ernie4_5-moe", build, ("Ernie4_5_MoeForCausalLM",), "normal", translate=translate,
-    complete=complete, load=load, keys=keys,
+    complete=complete, load=load, store=store, keys=keys,
+    top_names={"lm_head.bias": "output.bias"},
     fixed={**SWIGLU, "moe_layer_interval": (1,), "moe_norm_min": (1e-12,)},
     layer_names={**SHARED_NAMES, "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
     hf_defaults={

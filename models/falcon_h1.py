@@ -70,22 +70,26 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Decays as what multiplies; a vector of factors beside each matrix that has one."""
+    """Decays as what multiplies; a vector of factors beside each matrix that has one. Biases are
+    multiplied by those behind a product alone."""
     found = mamba2.sanitize(tensors, c)
     attn_in, attn_out, key, ssm_in, ssm_out, gate, down, *parts = c.multipliers
     width = c.linear_num_key_heads * c.linear_key_head_dim
     sizes = (c.linear_inner_size, c.linear_inner_size, width, width, c.linear_num_value_heads)
-    factors: dict[str, Any] = {
-        "attn_q": attn_in, "attn_k": attn_in * key, "attn_v": attn_in, "attn_output": attn_out,
-        "ssm_in": ssm_in * np.repeat(np.array(parts), sizes), "ssm_out": ssm_out,
+    before = {"attn_q": attn_in, "attn_k": attn_in, "attn_v": attn_in, "ssm_in": ssm_in}
+    behind: dict[str, Any] = {
+        "attn_q": 1.0, "attn_k": key, "attn_v": 1.0, "attn_output": attn_out,
+        "ssm_in": np.repeat(np.array(parts), sizes), "ssm_out": ssm_out,
         "ffn_gate": gate, "ffn_down": down,
     }  # fmt: skip
     for name, t in tensors.items():
-        stem = name.removesuffix(".weight")
-        factor = factors.get(stem.rpartition(".")[2])
-        if factor is not None and stem != name:
-            values = np.broadcast_to(factor, t.shape[:1]).astype(np.float32)
-            found[stem + FACTOR] = _plain(stem + FACTOR, values)
+        stem, _, kind = name.rpartition(".")
+        role = stem.rpartition(".")[2]
+        if role in behind and kind == "bias":
+            found[name] = _plain(name, t.float32() * behind[role])
+        elif role in behind:
+            factor = before.get(role, 1.0) * behind[role]
+            found[stem + FACTOR] = _plain(stem + FACTOR, np.broadcast_to(factor, t.shape[:1]))
     return found
 
 
@@ -95,16 +99,19 @@ def _plain(name: str, values: Array) -> RawTensor:
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """As other layers of Mamba-2; a norm's name ends as others' do. ModelError for biases of
-    matrices that have factors: a GGUF file does not tell those, and a bias may need one, too."""
+    matrices without their factors: a GGUF file does not tell those, and a bias may need one."""
     for name in tensors:
-        if name.endswith(BIASES):
-            raise ModelError(f"{c.architecture}: biases of matrices are not known: {name!r}")
+        if name.endswith(BIASES) and name.removesuffix(".bias") + FACTOR not in tensors:
+            raise ModelError(f"{c.architecture}: a bias without its factor: {name!r}")
     found = mamba2.load(tensors, c)
     return {f"{n}.weight" if n.endswith(f".{BARE}") else n: t for n, t in found.items()}
 
 
 def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """The other way, with all factors in the matrices."""
+    """The other way, with all factors in the matrices. ModelError for biases of theirs, of which
+    llama.cpp reads some, and passes over others."""
+    if any(n.endswith(BIASES) for n in tensors):
+        raise ModelError(f"{c.architecture}: GGUF cannot say that matrices have biases")
     found = mamba2.store({n: t for n, t in tensors.items() if not n.endswith(FACTOR)}, c)
     for name, t in tensors.items():
         if name.endswith(FACTOR):
@@ -133,10 +140,7 @@ def read(k: Keys, layers: int) -> dict[str, Any]:
 FALCON_H1 = Architecture(
     "falcon-h1", build, ("FalconH1ForCausalLM",), translate=translate, sanitize=sanitize,
     load=load, store=store, keys=keys, read=read,
-    fixed={
-        **SWIGLU, "time_step_limit": mamba2.UNLIMITED, "attention_bias": (False,),
-        "mlp_bias": (False,), "projectors_bias": (False,), "mamba_proj_bias": (False,),
-    },
+    fixed={**SWIGLU, "time_step_limit": mamba2.UNLIMITED},
     layer_names={
         **mamba2.names("mamba"), "pre_ff_layernorm": "ffn_norm",
         **{f"feed_forward.{p}_proj": f"ffn_{p}" for p in ("gate", "up", "down")},

@@ -25,6 +25,7 @@ from .config import (
 )
 
 KV_HEADS = "attention.head_count_kv"
+LEADING = "leading_dense_block_count"
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
 
@@ -58,8 +59,17 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
         **_widths(k),
         **_recurrent(k, layers, kv),
         mrope_section=_sections(k),
+        dense_layers=_dense(k, layers),
         **_scalars(k),
     )
+
+
+def _dense(k: Keys, layers: int) -> tuple[bool, ...]:
+    """Which layers have no experts, where others have: the first ones."""
+    if k.integer("interleave_moe_layer_step", 1) != 1:
+        raise ModelError("GGUF metadata: layers without experts among layers with experts")
+    first = k.integer(LEADING, 0)
+    return tuple(i < first for i in layer_range(layers)) if first > 0 else ()
 
 
 def _scalars(k: Keys) -> dict[str, Any]:
@@ -69,8 +79,6 @@ def _scalars(k: Keys) -> dict[str, Any]:
         raise ModelError(
             "GGUF metadata: experts chosen by groups (expert_group_count) are not known"
         )
-    if k.integer("interleave_moe_layer_step", 1) != 1:
-        raise ModelError("GGUF metadata: layers without experts among layers with experts")
     count = k.integer("expert_shared_count", 0)
     if count and "shared_intermediate_size" not in found:
         found["shared_intermediate_size"] = count * found.get("moe_intermediate_size", 0)
@@ -112,7 +120,8 @@ def _head_dim(k: Keys, default: int) -> int:
     if k.has("attention.key_length_mla"):
         return k.integer("attention.key_length_mla")
     head_dim = k.integer("attention.key_length", default)
-    if k.has("attention.value_length") and k.integer("attention.value_length") != head_dim:
+    own = k.integer("attention.value_length", head_dim)
+    if own != head_dim and not k.has("attention.kv_lora_rank"):
         raise ModelError("GGUF metadata: attention.value_length differs from key_length")
     return head_dim
 
@@ -262,6 +271,8 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
             keys[f"{a}.{s.gguf}"] = value
     if not c.norm_topk_prob:
         keys[f"{a}.expert_weights_norm"] = False
+    if c.dense_layers:
+        keys[f"{a}.{LEADING}"] = c.leading_dense
     return keys
 
 

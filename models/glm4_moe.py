@@ -43,7 +43,7 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
     """Which layers have experts, and what their shares sum to."""
     return {
-        "leading_dense_block_count": c.first_k_dense_replace,
+        "leading_dense_block_count": c.leading_dense,
         "expert_shared_count": c.shared_intermediate_size // max(c.moe_intermediate_size, 1),
         "expert_weights_norm": c.norm_topk_prob,
     }

@@ -15,10 +15,20 @@ import numpy as np
 from ggraph import ModelError
 from ggraph.errors import shown
 
-from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar, yarn_magnitude
+from .config import (
+    SCALARS,
+    SHORT_FACTORS,
+    DecoderConfig,
+    Keys,
+    Rope,
+    layer_range,
+    scalar,
+    yarn_magnitude,
+)
 
 RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
 FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
+PLAIN = ("default", "mrope")  # the latter by three positions, which are one where all is text
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
 GROWTH = "llama_4_scaling_beta"  # of queries, by how many contexts of the training are behind them
 
@@ -84,15 +94,28 @@ def _scalars_from_hf(k: Keys) -> dict[str, Any]:
     if _experts(k):
         found["norm_topk_prob"] = k.flag("norm_topk_prob")
         found["num_experts_per_tok"] = k.integer("num_experts_per_tok")
+        found["dense_layers"] = _dense(k, k.integer("num_hidden_layers"))
     return found
 
 
 def _experts(k: Keys) -> bool:
-    if not any(k.has(n) for n in ("num_experts", "num_local_experts", "n_routed_experts")):
-        return False
-    if k.get("mlp_only_layers") or k.integer("decoder_sparse_step", 1) != 1:
-        raise ModelError("config.json: layers without experts among layers with experts")
-    return True
+    return any(k.has(n) for n in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def _dense(k: Keys, layers: int) -> tuple[bool, ...]:
+    """Which layers have no experts, where others have: the first ones, those that are listed, all
+    but each so-manieth."""
+    first = k.integer("first_k_dense_replace", k.integer("num_dense_layers", 0))
+    listed, step = k.get("mlp_only_layers") or [], k.integer("decoder_sparse_step", 1)
+    if not isinstance(listed, list) or any(type(i) is not int for i in listed):
+        raise ModelError(f"config.json: mlp_only_layers {listed!r:.60} is no list of integers")
+    if step < 1 or first < 0:
+        raise ModelError(
+            f"config.json: decoder_sparse_step = {step}, {first} dense layers at the start"
+        )
+    numbers = layer_range(layers)
+    found = tuple(i < first or i in listed or (i + 1) % step > 0 for i in numbers)
+    return found if any(found) else ()
 
 
 def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
@@ -184,7 +207,7 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     trained = s.integer(told, k.integer(told, most))
     counted = trained if s.has(GROWTH) else 0
     rope = Rope("neox", int(head_dim * share + 1e-9), base, n_ctx_orig=counted)
-    if kind == "default":
+    if kind in PLAIN:
         return rope
     if kind == "linear":
         if s.real("factor") < 1:

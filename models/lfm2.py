@@ -102,7 +102,7 @@ def keys_moe(c: DecoderConfig) -> Mapping[str, Any]:
     sum to 1."""
     if not c.norm_topk_prob or c.routed_scaling_factor != 1:
         raise ModelError("lfm2moe: GGUF cannot say what experts' shares sum to, if not to 1")
-    return {**keys(c), "leading_dense_block_count": c.first_k_dense_replace}
+    return {**keys(c), "leading_dense_block_count": c.leading_dense}
 
 
 UNSAID = {

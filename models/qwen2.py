@@ -1,9 +1,12 @@
-"""Qwen2: Llama's layer with biases on q, k and v, which `blocks.linear` adds where they exist.
+"""Qwen2: Llama's layer with biases on q, k and v, which `blocks.linear` adds where they exist; and
+what answers in Qwen2-VL and Qwen2.5-VL, whose rotation by three positions is a plain one of texts.
 
-Source: Qwen team 2024 (arXiv 2407.10671); transformers `configuration_qwen2`.
+Sources: Qwen team 2024 (arXiv 2407.10671, 2409.12191); transformers `configuration_qwen2`,
+`configuration_qwen2_vl`, `configuration_qwen2_5_vl`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .architecture import SWIGLU, Architecture
@@ -30,5 +33,13 @@ QWEN2 = Architecture(
     "qwen2", build, ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate,
     hf_defaults={
         "sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768,
+    },
+)  # fmt: skip
+QWEN2_VL = replace(
+    QWEN2, name="qwen2vl", written_as=QWEN2.name,
+    hf=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    hf_defaults={
+        **QWEN2.hf_defaults, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "max_window_layers": 80,
     },
 )  # fmt: skip

@@ -114,8 +114,9 @@ TYPED = {"max_position_embeddings": 32768, "tie_word_embeddings": True}
 BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 CHOICE = ("exp_probs_b.bias",)
 HELD = {  # what a graph takes where it is
-    "qwen2": BIASES, "glm4": BIASES, "seed_oss": BIASES, "lfm2moe": CHOICE, "ernie4_5-moe": CHOICE,
-    "deepseek2": CHOICE, "glm4moe": (*BIASES, *CHOICE), "granitehybrid": ("ssm_conv1d.bias",),
+    "qwen2": BIASES, "qwen2vl": BIASES, "qwen2moe": BIASES, "glm4": BIASES, "seed_oss": BIASES,
+    "lfm2moe": CHOICE, "ernie4_5-moe": CHOICE, "deepseek2": CHOICE, "deepseek_v3": CHOICE,
+    "glm4moe": (*BIASES, *CHOICE), "granitehybrid": ("ssm_conv1d.bias",),
 }  # fmt: skip
 
 

@@ -248,8 +248,11 @@ def test_latent_attention_in_float32_stays_so(tmp_path: Path) -> None:
     assert np.array_equal(again.float32(), told.float32())
 
 
-def test_yarn_with_latent_attention_is_not_written(tmp_path: Path) -> None:
-    """We would not read it either."""
-    hf = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {"rope_parameters": YARN})
-    with pytest.raises(ModelError, match="YaRN and latent attention are not written; -m runs"):
+@pytest.mark.parametrize("more", [{}, {"attention_factor": 1.0}])
+def test_yarn_of_another_magnitude_is_not_written_of_latent_attention(
+    more: dict[str, float], tmp_path: Path
+) -> None:
+    """There it stands in the scale of the scores alone."""
+    hf = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {"rope_parameters": {**YARN, **more}})
+    with pytest.raises(ModelError, match="GGUF cannot say how YaRN changes magnitudes"):
         model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")

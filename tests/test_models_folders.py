@@ -23,7 +23,8 @@ from models.run.convert import model_to_gguf
 
 MIXTURES = (
     "tiny/qwen3_moe", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
-    "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/olmoe", "tiny2/qwen2_moe", "tiny2/qwen3_5_moe",
+    "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -90,6 +91,34 @@ def test_ministral_3_as_it_was_released(lead: str, tmp_path: Path) -> None:
     seen = {f"{side}.patch_conv.weight": np.ones(3, np.float16) for side in others}
     save_file({**told, **seen}, hf / "model.safetensors")
     assert error(hf, "tiny2/ministral3") < TOLERANCE
+
+
+def test_experts_of_qwen_3_vl_as_they_were_released(tmp_path: Path) -> None:
+    """With a column for each feature that they make."""
+    hf = folder("tiny/qwen3_vl_moe", tmp_path / "hf", {})
+    found = load_file(hf / "model.safetensors")
+    columns = [n for n in found if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(columns) == 8
+    found |= {n: np.ascontiguousarray(found[n].swapaxes(1, 2)) for n in columns}
+    save_file(found, hf / "model.safetensors")
+    assert error(hf, "tiny/qwen3_vl_moe") < TOLERANCE
+
+
+def test_qwen_2_5_vl_as_it_was_released(tmp_path: Path) -> None:
+    """No config of the text by itself, and an older name of its rotation."""
+    told = json.loads((GOLDEN / "tiny" / "qwen2_bias" / "config.json").read_text())
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    changes = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "rope_theta": told["rope_parameters"]["rope_theta"],
+    }
+    hf = folder("tiny/qwen2_bias", tmp_path / "hf", {
+        **changes, "rope_parameters": None, "rope_scaling": rope, "vision_config": {"depth": 1},
+    })  # fmt: skip
+    tensors = load_file(hf / "model.safetensors")
+    save_file({**tensors, "visual.merger.ln_q.weight": np.ones(3, np.float16)},
+              hf / "model.safetensors")  # fmt: skip
+    assert error(hf, "tiny/qwen2_bias") < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["default", "linear"])
@@ -167,7 +196,9 @@ def test_every_family_says_what_its_unit_may_be_called() -> None:
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 PARTLY = (  # heads may turn so, or never do
-    "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/nemotron_h",
+    "tiny/deepseek_v2", "tiny/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
+    "tiny2/glm4_moe_lite",
+    "tiny2/nemotron_h",
     "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 
@@ -196,6 +227,13 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
+        ("tiny2/olmoe", {"clip_qkv": 8.0}),
+        ("tiny/deepseek_v2", {"topk_method": "group_limited_greedy"}),
+        ("tiny/deepseek_v2", {"norm_topk_prob": True}),
+        *(("tiny/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
+        ("tiny/deepseek_v3", {"rope_interleave": False}),
+        *(("tiny2/qwen2_moe", {"mlp_only_layers": odd}) for odd in (3, [1.5], ["1"])),
+        *(("tiny2/qwen2_moe", {"decoder_sparse_step": odd}) for odd in (0, -1)),
         *((n, {"linear_value_head_dim": 32})
           for n in ("tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next")),
         ("tiny/llama_tied", {"tie_word_embeddings": False}),
@@ -204,7 +242,6 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/falcon_h1", {"mlp_multipliers": [1.0, 2.0, 3.0]}),
         ("tiny2/falcon_h1", {"ssm_multipliers": [1.0]}),
         ("tiny2/falcon_h1", {"lm_head_multiplier": 0.0}),
-        ("tiny2/falcon_h1", {"projectors_bias": True}),
         ("tiny2/nemotron_h", {"time_step_limit": [0.001, float("inf")]}),
         ("tiny2/nemotron_h", {"mamba_hidden_act": "gelu"}),
         ("tiny2/nemotron_h", {"sliding_window": 8}),
@@ -308,6 +345,25 @@ def test_all_layers_of_a_qwen_3_with_experts_slide_or_none(
         assert [c.slides(i) for i in range(6)] == [bool(told)] * 6
 
 
+@pytest.mark.parametrize(
+    ("changes", "slides"),
+    [
+        ({}, [0, 2, 4]),
+        ({"max_window_layers": 3}, [0, 2]),
+        ({"layer_types": [FULL] * 5 + ["sliding_attention"]}, [5]),
+        ({"use_sliding_window": False}, []),
+        ({"use_sliding_window": None}, []),
+    ],
+)
+def test_which_layers_of_a_qwen_2_with_experts_slide(
+    changes: dict[str, Any], slides: list[int], tmp_path: Path
+) -> None:
+    """Every other one of the first, as in transformers' class."""
+    told = {"use_sliding_window": True, "sliding_window": 8, "layer_types": None, **changes}
+    c = open_model(folder("tiny2/qwen2_moe", tmp_path / "hf", told)).config
+    assert [i for i in range(6) if c.slides(i)] == slides
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_layers_of_smollm3_that_do_not_turn_may_slide(told: bool, tmp_path: Path) -> None:
     changes = {"sliding_window": 8, "layer_types": None, "use_sliding_window": told}
@@ -356,7 +412,13 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/olmo2", {"rms_norm_eps": 1e-5}),
     ("tiny2/olmo3", {"rms_norm_eps": 1e-5, "sliding_window": 4096}),
     ("tiny2/olmo3", {"rope_parameters": {**THETA, "rope_theta": 5e5}}),
+    ("tiny2/olmoe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "intermediate_size": 2048}),
+    ("tiny2/olmoe", {"norm_topk_prob": False}),
     ("tiny2/phi3", {"rms_norm_eps": 1e-5}),
+    ("tiny2/qwen2_moe", {"num_experts_per_tok": 4, "norm_topk_prob": False}),
+    ("tiny2/qwen2_moe", {"intermediate_size": 5632, "moe_intermediate_size": 1408}),
+    ("tiny2/qwen2_moe", {"shared_expert_intermediate_size": 5632}),
+    ("tiny2/qwen2_moe", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
     ("tiny2/smollm3", {"rope_parameters": {**THETA, "rope_theta": 2e6}}),
     ("tiny2/lfm2", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
     ("tiny2/lfm2_moe", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
@@ -402,6 +464,7 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
                           "linear_conv_kernel_dim": 4, "num_experts_per_tok": 10,
                           "norm_topk_prob": True}),
     ("tiny/qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": False}),
+    ("tiny/qwen3_moe", {"intermediate_size": 6144, "moe_intermediate_size": 768}),
     ("tiny2/granite_hybrid", {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256}),
     ("tiny2/granite_hybrid", {"mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2}),
     ("tiny2/granite_hybrid", {"attention_multiplier": 1.0, "shared_intermediate_size": 1024}),
@@ -434,6 +497,8 @@ def test_a_key_that_is_left_out_means_what_the_class_means(
 LINEAR_SIZES = {
     "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32,
 }  # fmt: skip
+LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+          "qk_rope_head_dim": 64, "v_head_dim": 128}  # fmt: skip
 SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; of 32 heads
     ("tiny/mistral_sliding", 8, 131072, {}),
     ("tiny/qwen2_bias", 32, 32768, {}),
@@ -457,7 +522,15 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/lfm2", 8, 128000, {"block_auto_adjust_ff_dim": True}),
     ("tiny2/lfm2_moe", 8, 128000, {}),
     ("tiny2/nemotron_h", 8, 4096, {"head_dim": 128}),
+    ("tiny2/olmoe", 32, 4096, {}),
+    ("tiny/deepseek_v2", None, 2048, {
+        "moe_intermediate_size": 1407, "n_shared_experts": 2, "first_k_dense_replace": 0,
+        **LATENT}),
+    ("tiny/deepseek_v3", None, 4096, {
+        "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, **LATENT}),
     ("tiny2/phi3", 32, 4096, {}),
+    ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),
     ("tiny2/qwen3_5_moe", 2, 32768, {"head_dim": 256, **LINEAR_SIZES}),
     ("tiny2/qwen3_next", 2, 32768, {"head_dim": 256, **LINEAR_SIZES}),
@@ -578,7 +651,7 @@ def test_dense_layers_are_told_by_number_or_by_kind(tmp_path: Path) -> None:
     for i, (number, listed) in enumerate(((1, None), (None, kinds), (None, None))):
         changes = {"first_k_dense_replace": number, "mlp_layer_types": listed}
         c = open_model(folder("tiny2/glm4_moe_lite", tmp_path / str(i), changes)).config
-        assert c.first_k_dense_replace == 1
+        assert [c.has_experts(i) for i in range(6)] == [False, *[True] * 5]
 
 
 @pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny2/granite", "tiny2/olmo2"])

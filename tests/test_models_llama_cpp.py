@@ -5,7 +5,7 @@ Needs the extra [bench]; skips without it.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_formats_gguf import split
 from test_models_options import CASES, UNTOLD, made
-from test_models_unsaid import LONGROPE, folder, mixtral, phi3
+from test_models_unsaid import (
+    DEEPSEEK,
+    LONGROPE,
+    SEEING,
+    folder,
+    mixtral,
+    older_deepseek,
+    phi3,
+    seeing,
+)
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
@@ -45,15 +54,16 @@ from models.run.load import open_session
 pytest.importorskip("xllamacpp")
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
-    "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen3_qknorm",
-    "tiny/qwen3_moe", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/falcon_h1",
+    "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen2_5_vl",
+    "tiny/qwen3_qknorm", "tiny/qwen3_moe", "tiny/qwen3_vl", "tiny/qwen3_vl_moe", "tiny/deepseek_v2",
+    "tiny/deepseek_v3", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/falcon_h1",
     "tiny2/gemma2", "tiny2/gemma3_text", "tiny2/gemma4_k_eq_v", "tiny2/gemma4_moe",
     "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/gpt2",
     "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid", "tiny2/granite_hybrid_moe",
     "tiny2/granite_moe", "tiny2/hunyuan_v1_dense", "tiny2/lfm2", "tiny2/lfm2_moe",
     "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron_h", "tiny2/nemotron_h_moe", "tiny2/olmo2",
-    "tiny2/olmo3", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
-    "tiny2/seed_oss", "tiny2/smollm3",
+    "tiny2/olmo3", "tiny2/olmoe", "tiny2/phi3", "tiny2/qwen2_moe", "tiny2/qwen3_5",
+    "tiny2/qwen3_5_moe", "tiny2/qwen3_next", "tiny2/seed_oss", "tiny2/smollm3",
 )  # fmt: skip
 NEW, END, CONTEXT = 24, 257, 256
 PLAIN = {
@@ -80,22 +90,51 @@ def greedy(path: Path, ids: list[int]) -> tuple[list[int], list[float]]:
     return tokens, gaps
 
 
-def source(name: str, folder: Path) -> Path:
+def source(name: str, out: Path) -> Path:
     """The golden folder, or one that llama.cpp can say: it counts YaRN's pairs in whole numbers
-    alone, takes it that a sliding and a full layer stand before those that share caches, and lets
-    no EXAONE 4 slide but the one of 64 layers."""
+    alone, takes it that a sliding and a full layer stand before those that share caches, lets no
+    EXAONE 4 slide but the one of 64 layers, and knows a DeepSeek-V2-Lite by its 27."""
+    if name == DEEPSEEK:
+        return lite(out)
     if name not in ("tiny2/exaone4", "tiny2/gpt_oss", "tiny2/gemma4_text"):
         return GOLDEN / name
-    shutil.copytree(GOLDEN / name, folder)
-    config = json.loads((folder / "config.json").read_text())
+    shutil.copytree(GOLDEN / name, out)
+    config = json.loads((out / "config.json").read_text())
     if name == "tiny2/gpt_oss":
         config["rope_parameters"]["truncate"] = True
     elif name == "tiny2/exaone4":
         config["sliding_window"] = None
     else:
         config["num_kv_shared_layers"] = SHARED
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def longer(
+    name: str, out: Path, layers: Sequence[int], changes: Mapping[str, Any] | None = None
+) -> Path:
+    """A golden folder whose layers are these of its own, with other keys."""
+    told = {"num_hidden_layers": len(layers), "layer_types": None, **(changes or {})}
+    hf = folder(name, out, told)
+    given = load_file(hf / "model.safetensors")
+    found = {n: t for n, t in given.items() if ".layers." not in n}
+    for i, own in enumerate(layers):
+        lead = f"model.layers.{own}."
+        found |= {n.replace(lead, f"model.layers.{i}."): t for n, t in given.items() if lead in n}
+    save_file(found, hf / "model.safetensors")
+    return hf
+
+
+def lite(out: Path) -> Path:
+    """A DeepSeek-V2 of 27 layers, which add so little that rounding does not grow from one to the
+    next, and whose rows take all experts, so that it chooses none."""
+    every = {"num_experts_per_tok": 8}
+    hf = longer(DEEPSEEK, out, [0, *(1 + i % 3 for i in range(26))], every)
+    found = load_file(hf / "model.safetensors")
+    for name in [n for n in found if n.endswith(("o_proj.weight", "down_proj.weight"))]:
+        found[name] = found[name] / 8
+    save_file(found, hf / "model.safetensors")
+    return hf
 
 
 def watched(runner: DraftRunner) -> list[float]:
@@ -201,7 +240,7 @@ def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
     peer.close()
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if a != b:  # rounding may also choose another expert, and then anything may come
-            mixture = any(part in name for part in ("moe", "oss", "mixtral"))
+            mixture = any(part in name for part in ("moe", "oss", "mixtral", "deepseek"))
             assert gaps[i] < CLOSE or mixture, (i, ours, theirs, gaps)
             assert i >= 8, f"too early to have said anything: {i}, {ours}, {theirs}"
             break
@@ -251,16 +290,27 @@ def test_llama_cpp_takes_what_a_file_leaves_unsaid_alike(
 
 def test_llama_cpp_lets_the_same_layers_of_an_exaone_4_slide(tmp_path: Path) -> None:
     """It has as many as the released one; the golden ones come again and again."""
-    hf = folder("tiny2/exaone4", tmp_path / "hf", {"num_hidden_layers": 64, "layer_types": None})
-    given = load_file(hf / "model.safetensors")
-    again = {n: t for n, t in given.items() if ".layers." not in n}
-    for i in range(64):
-        lead = f"model.layers.{i % 6}."
-        again |= {n.replace(lead, f"model.layers.{i}."): t for n, t in given.items() if lead in n}
-    save_file(again, hf / "model.safetensors")
+    hf = longer("tiny2/exaone4", tmp_path / "hf", [i % 6 for i in range(64)])
     c = open_model(hf).config
     assert [i for i in range(64) if not c.slides(i)] == list(range(3, 64, 4))
     same_next("tiny2/exaone4", small_model(tmp_path / "small.gguf", PLAIN, hf, "f32"))
+
+
+@pytest.mark.parametrize("mscale", [0.707, 1.0])
+def test_llama_cpp_reads_an_older_file_of_deepseek_v2_alike(mscale: float, tmp_path: Path) -> None:
+    """Made before its cache was of small vectors."""
+    hf = lite(tmp_path / "hf")
+    tokens = open_checkpoint(small_model(tmp_path / "small.gguf", PLAIN)).metadata
+    told = {k: v for k, v in tokens.items() if k.startswith("tokenizer.")}
+    same_next(DEEPSEEK, older_deepseek(hf, tmp_path / "m.gguf", mscale, told))
+
+
+@pytest.mark.parametrize("lead", SEEING)
+def test_llama_cpp_says_the_same_of_a_qwen_that_sees(lead: str, tmp_path: Path) -> None:
+    """Of texts, by its three positions."""
+    tokens = open_checkpoint(small_model(tmp_path / "small.gguf", PLAIN)).metadata
+    told = {k: v for k, v in tokens.items() if k.startswith("tokenizer.")}
+    same_next(SEEING[lead], seeing(lead, tmp_path / "m.gguf", told))
 
 
 @pytest.mark.parametrize(("name", "written"), [(LARGE, 1), (NEXT, 0)])

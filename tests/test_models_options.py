@@ -73,6 +73,50 @@ def beside_experts(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+def biased(tensors: Held, rng: np.random.Generator, *modules: str) -> Held:
+    """A bias beside each matrix of these modules."""
+    found = dict(tensors)
+    for name in [n for n in tensors if n.endswith(tuple(f"{m}.weight" for m in modules))]:
+        bias = rng.standard_normal(len(tensors[name])) / 2
+        found[name.replace(".weight", ".bias")] = bias.astype(np.float16)
+    return found
+
+
+ATTENDING = tuple(f"self_attn.{role}_proj" for role in "qkvo")
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def biased_ernie(tensors: Held, rng: np.random.Generator) -> Held:
+    """Biases of all but the experts; logits have some, too, though they share the embedding."""
+    feeding = (f"{m}.{part}" for m in ("mlp", "shared_experts") for part in PARTS)
+    found = biased(tensors, rng, *ATTENDING, *feeding)
+    wide = len(tensors["model.embed_tokens.weight"])
+    return {**found, "lm_head.bias": rng.standard_normal(wide).astype(np.float16)}
+
+
+def biased_falcon(tensors: Held, rng: np.random.Generator) -> Held:
+    """Biases of all products, whatever factors stand before and behind them."""
+    feeding = (f"feed_forward.{part}" for part in PARTS)
+    return biased(tensors, rng, *ATTENDING, *feeding, "mamba.in_proj", "mamba.out_proj")
+
+
+DENSE = {"mlp_only_layers": [3], "decoder_sparse_step": 2}
+WIDE = 96
+
+
+def some_dense(tensors: Held, rng: np.random.Generator) -> Held:
+    """Plain feed-forwards in layers 0, 2 and 4 for their number, and in 3, which is listed."""
+    mixed = ("model.layers.1.", "model.layers.5.")
+    found = {n: t for n, t in tensors.items() if ".mlp." not in n or n.startswith(mixed)}
+    for i in (0, 2, 3, 4):
+        width = len(tensors[f"model.layers.{i}.input_layernorm.weight"])
+        for part in PARTS:
+            shape = (width, WIDE) if part == "down_proj" else (WIDE, width)
+            drawn = rng.standard_normal(shape) / 4
+            found[f"model.layers.{i}.mlp.{part}.weight"] = drawn.astype(np.float16)
+    return found
+
+
 GRANITE_SHARED = {
     "shared_intermediate_size": SHARED, "model_type": "granitemoeshared",
     "architectures": ["GraniteMoeSharedForCausalLM"],
@@ -82,6 +126,9 @@ GRANITE_4 = {
     "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["full_attention"] * 6,
     "position_embedding_type": "rope", "mamba_n_heads": 8,
 }  # fmt: skip
+FALCON_BIASES = dict.fromkeys(
+    ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True
+)
 Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
 BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 CASES: dict[str, Case] = {
@@ -96,12 +143,20 @@ CASES: dict[str, Case] = {
     "nemotron_latent": ("tiny2/nemotron_h_moe", {"moe_latent_size": LATENT}, through_latents),
     "granite_shared": ("tiny2/granite_moe", GRANITE_SHARED, beside_experts),
     "granite_4_of_attention": ("tiny2/granite_moe", GRANITE_4, beside_experts),
+    "qwen2_moe_dense": ("tiny2/qwen2_moe", DENSE, some_dense),
+    "qwen2_moe_summing": ("tiny2/qwen2_moe", {"norm_topk_prob": True}, as_they_are),
+    "qwen3_moe_dense": ("tiny/qwen3_moe", DENSE, some_dense),
+    "ernie_biases": ("tiny2/ernie4_5_moe", {"use_bias": True}, biased_ernie),
+    "falcon_biases": ("tiny2/falcon_h1", FALCON_BIASES, biased_falcon),
     "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
-BIASES = "convolutions have biases"
+BIASES, MATRICES = "convolutions have biases", "matrices have biases"
+NO_EXPERTS = r"layers \[0, 2, 3, 4\] have no experts"
 UNTOLD = {  # by GGUF
     "gpt2_exact": "GELU is exact", "lfm2_biases": BIASES, "lfm2_moe_biases": BIASES,
+    "qwen2_moe_dense": NO_EXPERTS, "qwen2_moe_summing": "experts' shares sum to 1",
+    "qwen3_moe_dense": NO_EXPERTS, "ernie_biases": MATRICES, "falcon_biases": MATRICES,
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models import llama
 from models.architecture import Architecture
-from models.config import LONG_FACTORS, SHORT_FACTORS, Keys
+from models.config import LONG_FACTORS, SHORT_FACTORS, SIGMOID, SOFT_MAX, Keys
+from models.deepseek2 import DEEPSEEK2
 from models.gguf_config import from_gguf, rope_from_gguf
 from models.hf_config import from_hf
 from models.qwen35 import QWEN35
@@ -89,11 +90,13 @@ def logits(model: Model, context: int) -> np.ndarray:
 
 
 def folder(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
-    """A golden folder with other keys; None leaves one out."""
+    """A golden folder with other keys, of the text where it also sees; None leaves one out."""
     shutil.copytree(GOLDEN / name, out)
-    told = {**json.loads((out / "config.json").read_text()), **changes}
-    kept = {k: v for k, v in told.items() if v is not None}
-    (out / "config.json").write_text(json.dumps(kept))
+    whole = json.loads((out / "config.json").read_text())
+    told = {**whole.get("text_config", whole), **changes}
+    kept = {k: v for k, v in told.items() if v is not None or k not in changes}
+    whole = {**whole, "text_config": kept} if "text_config" in whole else kept
+    (out / "config.json").write_text(json.dumps(whole))
     return out
 
 
@@ -230,6 +233,33 @@ def changed(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
     told = {**c.metadata, **{f"{c.architecture}.{key}": v for key, v in changes.items()}}
     write_gguf(out, {k: v for k, v in told.items() if v is not None}, list(c.tensors.values()))
     return out
+
+
+SEEING = {
+    "qwen2vl": "tiny/qwen2_5_vl", "qwen3vl": "tiny/qwen3_vl", "qwen3vlmoe": "tiny/qwen3_vl_moe",
+}  # fmt: skip
+SECTIONS = {"qwen2vl": [2, 3, 3, 0], "qwen3vl": [3, 3, 2, 0], "qwen3vlmoe": [3, 3, 2, 0]}
+
+
+def seeing(lead: str, out: Path, metadata: Mapping[str, Any]) -> Path:
+    """A golden model in a GGUF file of what answers in a Qwen that sees, with other `metadata`."""
+    model_to_gguf(open_model(GOLDEN / SEEING[lead]), out, "f32")
+    c = open_checkpoint(out)
+    told = {**c.metadata, "general.architecture": lead}
+    told |= {k.replace(f"{c.architecture}.", f"{lead}.", 1): v for k, v in c.metadata.items()}
+    told[f"{lead}.rope.dimension_sections"] = np.array(SECTIONS[lead], np.int32)
+    told[f"{lead}.n_deepstack_layers"] = 0
+    write_gguf(out, {**told, **metadata, "general.architecture": lead}, list(c.tensors.values()))
+    return out
+
+
+@pytest.mark.parametrize("lead", SEEING)
+def test_a_gguf_file_of_what_answers_in_a_qwen_that_sees(lead: str, tmp_path: Path) -> None:
+    path = seeing(lead, tmp_path / "m.gguf", {})
+    expected = np.load(GOLDEN / SEEING[lead] / "expected.npz")
+    assert open_model(path).config.architecture == lead
+    got = run_all(path, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
 
 
 YARN = {
@@ -471,6 +501,56 @@ def test_experts_by_groups_are_refused(tmp_path: Path) -> None:
     path = changed("tiny2/glm4_moe_lite", tmp_path / "m.gguf", {"expert_group_count": 4})
     with pytest.raises(ModelError, match="experts chosen by groups"):
         open_model(path)
+
+
+DEEPSEEK = "tiny/deepseek_v2"
+
+
+def older_deepseek(hf: Path, out: Path, mscale: float, metadata: Mapping[str, Any]) -> Path:
+    """The folder's GGUF file as it was made in 2024: heads by their own sizes, keys and values that
+    one matrix makes, and nothing of how experts are chosen."""
+    model = open_model(hf)
+    model_to_gguf(model, out, "f32")
+    c, lead = open_checkpoint(out), "deepseek2"
+    heads = model.config.num_attention_heads
+    sizes = {"head_count_kv": heads, "key_length": model.config.head_dim,
+             "value_length": model.config.v_head_dim}  # fmt: skip
+    told = {**c.metadata, **{f"{lead}.attention.{key}": value for key, value in sizes.items()}}
+    told[f"{lead}.rope.scaling.yarn_log_multiplier"] = 0.1 * mscale
+    gone = ("_mla", "expert_gating_func", "expert_weights_norm")
+    told = {k: v for k, v in told.items() if not k.endswith(gone)} | dict(metadata)
+    whole = {n: t for n, t in model.catalogue.items() if n.endswith(".attn_kv_b.weight")}
+    kept = {n: t for n, t in c.tensors.items() if "_k_b." not in n and "_v_b." not in n}
+    write_gguf(out, told, [*kept.values(), *whole.values()])
+    return out
+
+
+def test_an_older_file_of_deepseek_v2(tmp_path: Path) -> None:
+    path = older_deepseek(GOLDEN / DEEPSEEK, tmp_path / "m.gguf", 0.707, {})
+    expected = np.load(GOLDEN / DEEPSEEK / "expected.npz")
+    got = run_all(path, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
+    with pytest.raises(ModelError, match=r"YaRN and latent attention without .*log_multiplier"):
+        open_model(older_deepseek(GOLDEN / DEEPSEEK, tmp_path / "untold.gguf", 0.0, {}))
+
+
+@pytest.mark.parametrize(("tokens", "chosen"), [(154880, SIGMOID), (102400, SOFT_MAX)])
+def test_how_experts_are_chosen_where_a_file_does_not_say(tokens: int, chosen: int) -> None:
+    """GLM-4.7-Flash is known by its vocabulary, as in llama.cpp."""
+    c = open_model(GOLDEN / DEEPSEEK).config
+    untold = replace(c, vocab_size=tokens, expert_gating_func=0)
+    assert DEEPSEEK2.complete(untold).expert_gating_func == chosen
+    told = replace(untold, expert_gating_func=SIGMOID)
+    assert DEEPSEEK2.complete(told).expert_gating_func == SIGMOID
+
+
+def test_widths_that_an_older_file_of_qwen_2_with_experts_leaves_out(tmp_path: Path) -> None:
+    """Those of the feed-forward, shared by as many experts as a row has."""
+    keys = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+    path = changed("tiny2/qwen2_moe", tmp_path / "m.gguf", dict.fromkeys(keys))
+    c = open_model(path).config
+    assert (c.intermediate_size, c.num_experts_per_tok) == (96, 2)
+    assert (c.moe_intermediate_size, c.shared_intermediate_size) == (48, 96)
 
 
 @pytest.mark.parametrize("mode", ["norm", "NEOX", ""])
