@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ggraph import ModelError
 from ggraph.formats.checkpoint import RawTensor
 
 from . import qwen2
@@ -28,6 +29,13 @@ def summing(c: DecoderConfig) -> DecoderConfig:
     return replace(c, norm_topk_prob=True)
 
 
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """None. ModelError for shares that do not sum to 1: in GGUF files they always do."""
+    if not c.norm_topk_prob:
+        raise ModelError("qwen3moe: GGUF cannot say what experts' shares sum to, if not to 1")
+    return {}
+
+
 def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """Experts with a row for each feature that they make; released files have those as columns."""
     e, f = c.hidden_size, c.moe_intermediate_size
@@ -42,7 +50,7 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 QWEN3_MOE = Architecture(
-    "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=translate,
+    "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=translate, keys=keys,
     hf_defaults={
         "num_experts_per_tok": 8, "sliding_window": 4096, "num_key_value_heads": 4,
         "max_position_embeddings": 32768, "intermediate_size": 6144, "moe_intermediate_size": 768,

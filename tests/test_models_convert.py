@@ -175,11 +175,18 @@ def test_a_scaled_rope_of_sliding_layers_is_not_written(name: str, tmp_path: Pat
         model_to_gguf(model, tmp_path / "m.gguf", "f32")
 
 
-@pytest.mark.parametrize("told", [{"norm_topk_prob": False}, {"routed_scaling_factor": 2.0}])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("tiny2/lfm2_moe", {"norm_topk_prob": False}),
+        ("tiny2/lfm2_moe", {"routed_scaling_factor": 2.0}),
+        ("tiny/qwen3_moe", {"norm_topk_prob": False}),
+    ],
+)
 def test_shares_that_llama_cpp_would_change_are_not_written(
-    told: dict[str, Any], tmp_path: Path
+    name: str, told: dict[str, Any], tmp_path: Path
 ) -> None:
-    hf = folder("tiny2/lfm2_moe", tmp_path / "hf", told)
+    hf = folder(name, tmp_path / "hf", told)
     ids = np.load(hf / "expected.npz")["ids"].tolist()
     assert spread_error(run_all(hf, ids)["logits"], np.load(hf / "expected.npz")["logits"]) > 0.01
     with pytest.raises(ModelError, match="GGUF cannot say what experts' shares sum to"):
