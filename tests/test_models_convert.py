@@ -141,7 +141,6 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8}
         ("tiny/llama_tied", {"rope_parameters": {**YARN, "attention_factor": 1.5}}),
         ("tiny/llama_tied", {"rope_parameters": {**YARN, "truncate": False}}),
         ("tiny/qwen2_bias", {**WINDOW, "max_window_layers": 2, "layer_types": None}),
-        ("tiny/qwen3_moe", {"norm_topk_prob": False}),
         ("tiny/qwen3_moe", WINDOW),
         ("tiny2/gemma2", {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 4}),
         ("tiny2/glm4_moe", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
