@@ -19,10 +19,13 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from . import (
+    arcee,
+    cohere,
     deepseek2,
     ernie45,
     exaone4,
     falcon_h1,
+    gemma,
     gemma2,
     gemma3,
     gemma4,
@@ -58,13 +61,13 @@ from .hf_config import check_fixed, from_hf
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen2.QWEN2_VL,
     qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE, qwen3_moe.QWEN3_VL_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, deepseek2.DEEPSEEK2,
-    deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3, ernie45.ERNIE45, ernie45.ERNIE45_MOE,
-    exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4,
-    glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE,
-    granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, nemotron_h.NEMOTRON_H,
-    nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS,
-    smollm3.SMOLLM3,
+    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, arcee.ARCEE, cohere.COMMAND_R,
+    cohere.COHERE2, deepseek2.DEEPSEEK2, deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3,
+    ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma.GEMMA,
+    gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2,
+    gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
+    lfm2.LFM2, lfm2.LFM2_MOE, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2,
+    olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)

@@ -301,6 +301,34 @@ def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> N
     assert spread_error(found, expected) < TOLERANCE
 
 
+CONVERTED = {  # what llama.cpp's converter leaves out
+    "attention.sliding_window_pattern": None, "rope.dimension_count": None,
+    "attention.key_length": None, "attention.value_length": None,
+}  # fmt: skip
+
+
+def test_a_cohere_2_as_it_was_converted(tmp_path: Path) -> None:
+    path = changed("tiny/cohere2", tmp_path / "m.gguf", CONVERTED)
+    expected = np.load(GOLDEN / "tiny" / "cohere2" / "expected.npz")
+    got = run_all(path, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("tiny/cohere", "logit_scale", None),
+        ("tiny/cohere", "logit_scale", 0.0),
+        ("tiny/cohere2", "attention.sliding_window", None),
+        ("tiny/cohere2", "attention.sliding_window", 0),
+    ],
+)
+def test_what_a_cohere_s_file_must_say(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    path = changed(name, tmp_path / "m.gguf", {key: value})
+    with pytest.raises(ModelError, match=f"{key} is missing|{key} =|logits_scaling = 0.0"):
+        open_model(path)
+
+
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
 WHOLE = {**LLAMA3, "rope_type": "yarn", "truncate": False}
