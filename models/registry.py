@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, Tensor, dtypes
+from ggraph import Array, Graph, InputError, ModelError, Tensor, dtypes
 from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
@@ -147,10 +147,16 @@ class Model:
 
     def reaching(self, context: int) -> "Model":
         """The same model for texts of up to `context` positions. LongRoPE turns all of a text that
-        may be longer than those of the training by other factors."""
+        may be longer than those of the training by other factors. InputError for more positions
+        than those of the training where dynamic NTK gives each length a base of its own."""
+        c = self.config
+        if c.rope.dynamic and context > c.max_position_embeddings:
+            raise InputError(
+                f"context of {context} tokens: {self.name} has a dynamic (NTK) rope, known for "
+                f"contexts of its training alone, 1 to {c.max_position_embeddings}"
+            )
         if LONG_FACTORS not in self.catalogue:
             return self
-        c = self.config
         long = context > (c.rope.n_ctx_orig or c.max_position_embeddings)
         rope = replace(c.rope, factors=LONG_FACTORS if long else SHORT_FACTORS)
         return replace(self, config=replace(c, rope=rope))

@@ -19,7 +19,7 @@ from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32, dtype
-from ggraph.errors import ModelError
+from ggraph.errors import InputError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
@@ -162,6 +162,32 @@ def test_longrope_by_either_file(kind: str, turned: int, tmp_path: Path) -> None
         expected = by_hand(tmp_path / "hf", divisors[:turned], grown)
         for m in (model, converted):
             assert spread_error(logits(m, context), expected) < TOLERANCE, (context, m.name)
+
+
+@pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny/cohere"])
+def test_dynamic_ntk_turns_nothing_else_in_a_context_of_the_training(
+    name: str, tmp_path: Path
+) -> None:
+    """There transformers gives the golden logits, too; one token more changes every row of its."""
+    expected = np.load(GOLDEN / name / "expected.npz")
+    ids = expected["ids"].tolist()
+    rope = json.loads((GOLDEN / name / "config.json").read_text())["rope_parameters"]
+    scaled = {**rope, "rope_type": "dynamic", "factor": 4.0}
+    told = {"rope_parameters": scaled, "max_position_embeddings": len(ids)}
+    model = open_model(folder(name, tmp_path / "hf", told))
+    model_to_gguf(model.reaching(len(ids)), tmp_path / "m.gguf", "f32")
+    for path in (tmp_path / "hf", tmp_path / "m.gguf"):
+        assert spread_error(run_all(path, ids)["logits"], expected["logits"]) < TOLERANCE
+    assert open_model(tmp_path / "m.gguf").context_length == len(ids)
+    with pytest.raises(InputError, match=f"{len(ids) + 1} tokens: hf has a dynamic .* 1 to 48"):
+        model.reaching(len(ids) + 1)
+
+
+@pytest.mark.parametrize("factor", [0.5, None])
+def test_an_odd_factor_of_dynamic_ntk_is_refused(factor: float | None, tmp_path: Path) -> None:
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": factor}
+    with pytest.raises(ModelError, match=r"dynamic factor 0\.5|factor is missing"):
+        open_model(folder("tiny/llama_tied", tmp_path / "hf", {"rope_parameters": scaled}))
 
 
 @pytest.mark.parametrize(
