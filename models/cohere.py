@@ -17,7 +17,7 @@ from .architecture import SWIGLU, Architecture, pairing_neighbours
 from .blocks import Step
 from .config import DecoderConfig, Keys, layer_range
 from .gguf_config import types_every
-from .hf_config import without_window
+from .hf_config import rope_kind, scaling_of, without_window
 
 PERIOD = 4  # of Cohere 2's full layers, where a file does not say
 SCALE, WINDOW = "logit_scale", "attention.sliding_window"
@@ -48,6 +48,15 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if scale <= 0:
         raise ModelError(f"config.json: {SCALE} = {scale}: expected more than 0")
     return {**values, "rms_norm_eps": k.real("layer_norm_eps"), "logits_scaling": 1 / scale}
+
+
+def translate_r(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same; nothing slides. The first release tells of its context beside the 8192 positions
+    of its class, and llama.cpp's converter believes it; scaled ropes count from the latter."""
+    k, found = Keys(values, "config.json"), without_window(translate(values))
+    if not k.has("model_max_length") or rope_kind(scaling_of(k)) != "default":
+        return found
+    return {**found, "max_position_embeddings": k.integer("model_max_length")}
 
 
 def translate_r7b(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,8 +105,7 @@ def keys_r7b(c: DecoderConfig) -> Mapping[str, Any]:
 FIXED = {**SWIGLU, "attention_bias": (False,), "tie_word_embeddings": (True,)}
 COMMAND_R = Architecture(
     "command-r", build, ("CohereForCausalLM",), "normal", fixed={**FIXED, "use_qk_norm": (False,)},
-    translate=lambda values: without_window(translate(values)), complete=pairing_neighbours,
-    read=read, keys=keys,
+    translate=translate_r, complete=pairing_neighbours, read=read, keys=keys,
     hf_defaults={
         "layer_norm_eps": 1e-5, SCALE: 0.0625, "rope_theta": 500000.0,
         "max_position_embeddings": 8192,

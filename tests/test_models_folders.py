@@ -176,6 +176,17 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
 
 
+def test_command_r_as_it_was_released(tmp_path: Path) -> None:
+    """Its context under another name, and an older one's window, which it has not."""
+    told = {"model_max_length": 131072, "max_position_embeddings": 8192, "sliding_window": 8}
+    hf = folder("tiny/cohere", tmp_path / "hf", told)
+    assert error(hf, "tiny/cohere") < TOLERANCE
+    assert open_model(hf).context_length == 131072
+    scaled = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 4.0}}
+    again = open_model(folder("tiny/cohere", tmp_path / "scaled", {**told, **scaled}))
+    assert again.context_length == 8192
+
+
 @pytest.mark.parametrize(
     ("unit", "newer"), [("gelu", None), ("gelu", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh", None)]
 )
