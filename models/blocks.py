@@ -384,14 +384,14 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
 
 
-def stacked(s: Step, layer: Callable[[Step, Tensor, int], Tensor]) -> Graph:
+def stacked(s: Step, layer: Callable[[Step, Tensor, int], Tensor], normed: Norm = norm) -> Graph:
     """The step graph of a decoder whose layers follow one another: [T, E] -> [T, E] each, the last
     one perhaps [T, E] -> [M, E]."""
     x = embed(s)  # [T, E]
     for i in range(s.config.num_hidden_layers):
         tap(s, x, i)
         x = layer(s, x, i)
-    return head(s, x)
+    return head(s, x, normed)
 
 
 def capped(s: Step, logits: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
+    dynamic: bool = False  # NTK: as it was trained, and another base for each longer text
     truncate: bool | None = None  # whether YaRN counts in whole pairs; None: not told, as with True
     freq_factors: tuple[float, ...] | None = None
     long_factors: tuple[float, ...] | None = None

@@ -209,9 +209,11 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     rope = Rope("neox", int(head_dim * share + 1e-9), base, n_ctx_orig=counted)
     if kind in PLAIN:
         return rope
-    if kind == "linear":
+    if kind in ("linear", "dynamic"):
         if s.real("factor") < 1:
-            raise ModelError(f"config.json rope: linear factor {s.real('factor')}")
+            raise ModelError(f"config.json rope: {kind} factor {s.real('factor')}")
+        if kind == "dynamic":
+            return replace(rope, dynamic=True)
         return replace(rope, freq_scale=1 / s.real("factor"))
     if kind == "llama3":
         return replace(rope, freq_factors=llama3_factors(rope, s, trained))
@@ -220,8 +222,8 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     if kind in LONGROPE:
         return _longrope(rope, s, trained, most / max(trained, 1))
     raise ModelError(
-        f"config.json: rope type {shown(kind)}; known: default, linear, llama3, longrope, "
-        "proportional, yarn"
+        f"config.json: rope type {shown(kind)}; known: default, dynamic, linear, llama3, "
+        "longrope, proportional, yarn"
     )
 
 

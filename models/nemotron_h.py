@@ -45,12 +45,13 @@ def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
     """Of layer i: [T, E] -> [T, E]. Beside experts there is one that takes every row."""
     c = s.config
     if not c.num_experts:
-        return _plain(s, x, i, c.intermediate_size)
-    shared = _plain(s, x, i, c.shared_intermediate_size, "_shexp")
+        return squared(s, x, i, c.intermediate_size)
+    shared = squared(s, x, i, c.shared_intermediate_size, "_shexp")
     return blocks.experts(s, x, i, unit=_square, gated=False) + shared
 
 
-def _plain(s: Step, x: Tensor, i: int, width: int, end: str = "") -> Tensor:
+def squared(s: Step, x: Tensor, i: int, width: int, end: str = "") -> Tensor:
+    """down(relu(up x) ** 2) of layer i, whose tensors' names end in `end`: [T, E] -> [T, E]."""
     hidden = _square(blocks.linear(s, x, f"blk.{i}.ffn_up{end}", width))
     return blocks.linear(s, hidden, f"blk.{i}.ffn_down{end}", s.config.hidden_size)
 

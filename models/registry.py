@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, Tensor, dtypes
+from ggraph import Array, Graph, InputError, ModelError, Tensor, dtypes
 from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from . import (
+    arcee,
+    cohere,
     deepseek2,
     ernie45,
     exaone4,
     falcon_h1,
+    gemma,
     gemma2,
     gemma3,
     gemma4,
@@ -58,13 +61,13 @@ from .hf_config import check_fixed, from_hf
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen2.QWEN2_VL,
     qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE, qwen3_moe.QWEN3_VL_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, deepseek2.DEEPSEEK2,
-    deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3, ernie45.ERNIE45, ernie45.ERNIE45_MOE,
-    exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4,
-    glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE,
-    granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, nemotron_h.NEMOTRON_H,
-    nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS,
-    smollm3.SMOLLM3,
+    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, arcee.ARCEE, cohere.COMMAND_R,
+    cohere.COHERE2, deepseek2.DEEPSEEK2, deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3,
+    ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma.GEMMA,
+    gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2,
+    gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
+    lfm2.LFM2, lfm2.LFM2_MOE, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2,
+    olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -144,10 +147,16 @@ class Model:
 
     def reaching(self, context: int) -> "Model":
         """The same model for texts of up to `context` positions. LongRoPE turns all of a text that
-        may be longer than those of the training by other factors."""
+        may be longer than those of the training by other factors. InputError for more positions
+        than those of the training where dynamic NTK gives each length a base of its own."""
+        c = self.config
+        if c.rope.dynamic and context > c.max_position_embeddings:
+            raise InputError(
+                f"context of {context} tokens: {self.name} has a dynamic (NTK) rope, known for "
+                f"contexts of its training alone, 1 to {c.max_position_embeddings}"
+            )
         if LONG_FACTORS not in self.catalogue:
             return self
-        c = self.config
         long = context > (c.rope.n_ctx_orig or c.max_position_embeddings)
         rope = replace(c.rope, factors=LONG_FACTORS if long else SHORT_FACTORS)
         return replace(self, config=replace(c, rope=rope))

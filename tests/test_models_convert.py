@@ -141,8 +141,8 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8}
         ("tiny/llama_tied", {"rope_parameters": {**YARN, "attention_factor": 1.5}}),
         ("tiny/llama_tied", {"rope_parameters": {**YARN, "truncate": False}}),
         ("tiny/qwen2_bias", {**WINDOW, "max_window_layers": 2, "layer_types": None}),
-        ("tiny/qwen3_moe", {"norm_topk_prob": False}),
         ("tiny/qwen3_moe", WINDOW),
+        ("tiny/cohere2", {"layer_types": ["full_attention", "sliding_attention"] * 3}),
         ("tiny2/gemma2", {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 4}),
         ("tiny2/glm4_moe", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
         ("tiny2/glm4_moe_lite", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
@@ -193,9 +193,14 @@ def test_shares_that_llama_cpp_would_change_are_not_written(
         model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
 
 
-def test_full_layers_of_exaone_4_that_all_turn_not_are_not_written(tmp_path: Path) -> None:
-    hf = folder("tiny2/exaone4", tmp_path / "hf", {"layer_types": ["full_attention"] * 6})
-    with pytest.raises(ModelError, match="GGUF cannot say that only"):
+@pytest.mark.parametrize(
+    ("name", "said"), [("tiny2/exaone4", "only"), ("tiny/cohere2", "no layer slides")]
+)
+def test_full_layers_that_all_turn_not_are_not_written(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    hf = folder(name, tmp_path / "hf", {"layer_types": ["full_attention"] * 6})
+    with pytest.raises(ModelError, match=f"GGUF cannot say that {said}"):
         model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
 
 

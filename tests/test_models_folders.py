@@ -176,10 +176,34 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
 
 
+def test_command_r_as_it_was_released(tmp_path: Path) -> None:
+    """Its context under another name, and an older one's window, which it has not."""
+    told = {"model_max_length": 131072, "max_position_embeddings": 8192, "sliding_window": 8}
+    hf = folder("tiny/cohere", tmp_path / "hf", told)
+    assert error(hf, "tiny/cohere") < TOLERANCE
+    assert open_model(hf).context_length == 131072
+    scaled = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 4.0}}
+    again = open_model(folder("tiny/cohere", tmp_path / "scaled", {**told, **scaled}))
+    assert again.context_length == 8192
+
+
+@pytest.mark.parametrize(
+    ("unit", "newer"), [("gelu", None), ("gelu", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh", None)]
+)
+def test_gemma_as_it_was_released(unit: str, newer: str | None, tmp_path: Path) -> None:
+    """Its gate is the tanh form of GELU under either name."""
+    told = {"hidden_act": unit, "hidden_activation": newer, "rope_parameters": None}
+    hf = folder("tiny/gemma", tmp_path / "hf", {**told, "rope_theta": 10000.0})
+    assert open_model(hf).config == open_model(GOLDEN / "tiny" / "gemma").config
+
+
 UNITS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 
 
-@pytest.mark.parametrize("name", NAMES)
+ONE_NAME = [n for n in NAMES if n != "tiny/gemma"]  # whose GELU has two
+
+
+@pytest.mark.parametrize("name", ONE_NAME)
 def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> None:
     config = json.loads((GOLDEN / name / "config.json").read_text())
     key = next((key for key in UNITS if key in config), UNITS[0])
@@ -228,6 +252,14 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny2/olmoe", {"clip_qkv": 8.0}),
+        *(("tiny/arcee", {f"{part}_bias": True}) for part in ("attention", "mlp")),
+        *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
+        ("tiny/gemma", {"tie_word_embeddings": False}),
+        *(("tiny/gemma", {"hidden_act": unit}) for unit in ("relu", "silu", "quick_gelu")),
+        ("tiny/cohere", {"use_qk_norm": True}),
+        *((n, {"logit_scale": odd}) for n in ("tiny/cohere", "tiny/cohere2") for odd in (0.0, -1)),
+        *((n, {"tie_word_embeddings": False}) for n in ("tiny/cohere", "tiny/cohere2")),
+        ("tiny/cohere2", {"attention_bias": True}),
         ("tiny/deepseek_v2", {"topk_method": "group_limited_greedy"}),
         ("tiny/deepseek_v2", {"norm_topk_prob": True}),
         *(("tiny/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
@@ -364,6 +396,24 @@ def test_which_layers_of_a_qwen_2_with_experts_slide(
     assert [i for i in range(6) if c.slides(i)] == slides
 
 
+@pytest.mark.parametrize(
+    ("changes", "slides"),
+    [
+        ({}, [0, 1, 2, 4, 5]),
+        ({"sliding_window_pattern": 3}, [0, 1, 3, 4]),
+        ({"layer_types": [FULL, "sliding_attention"] * 3}, [1, 3, 5]),
+        ({"layer_types": [FULL] * 6}, []),
+    ],
+)
+def test_the_layers_of_a_cohere_2_that_slide_turn(
+    changes: dict[str, Any], slides: list[int], tmp_path: Path
+) -> None:
+    hf = folder("tiny/cohere2", tmp_path / "hf", {"layer_types": None, **changes})
+    c = open_model(hf).config
+    assert [i for i in range(6) if c.slides(i)] == slides
+    assert [i for i in range(6) if c.rope_of(i) is not None] == slides
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_layers_of_smollm3_that_do_not_turn_may_slide(told: bool, tmp_path: Path) -> None:
     changes = {"sliding_window": 8, "layer_types": None, "use_sliding_window": told}
@@ -420,6 +470,11 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/qwen2_moe", {"shared_expert_intermediate_size": 5632}),
     ("tiny2/qwen2_moe", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
     ("tiny2/smollm3", {"rope_parameters": {**THETA, "rope_theta": 2e6}}),
+    ("tiny/arcee", {"rms_norm_eps": 1e-5, "hidden_act": "relu2"}),
+    ("tiny/cohere", {"rope_parameters": {**THETA, "rope_theta": 5e5}, "layer_norm_eps": 1e-5}),
+    ("tiny/cohere", {"logit_scale": 0.0625}),
+    ("tiny/cohere2", {"rope_parameters": {**THETA, "rope_theta": 1e4}, "layer_norm_eps": 1e-5}),
+    ("tiny/cohere2", {"logit_scale": 0.0625, "sliding_window": 4096}),
     ("tiny2/lfm2", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
     ("tiny2/lfm2_moe", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
     ("tiny2/lfm2_moe", {"num_dense_layers": 2, "num_experts_per_tok": 4, "norm_topk_prob": True}),
@@ -523,6 +578,10 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/lfm2_moe", 8, 128000, {}),
     ("tiny2/nemotron_h", 8, 4096, {"head_dim": 128}),
     ("tiny2/olmoe", 32, 4096, {}),
+    ("tiny/arcee", 32, 4096, {}),
+    ("tiny/cohere", 32, 8192, {}),
+    ("tiny/cohere2", 32, 8192, {}),
+    ("tiny/gemma", 16, 8192, {"head_dim": 256}),
     ("tiny/deepseek_v2", None, 2048, {
         "moe_intermediate_size": 1407, "n_shared_experts": 2, "first_k_dense_replace": 0,
         **LATENT}),

@@ -19,7 +19,7 @@ from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32, dtype
-from ggraph.errors import ModelError
+from ggraph.errors import InputError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
@@ -164,6 +164,32 @@ def test_longrope_by_either_file(kind: str, turned: int, tmp_path: Path) -> None
             assert spread_error(logits(m, context), expected) < TOLERANCE, (context, m.name)
 
 
+@pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny/cohere"])
+def test_dynamic_ntk_turns_nothing_else_in_a_context_of_the_training(
+    name: str, tmp_path: Path
+) -> None:
+    """There transformers gives the golden logits, too; one token more changes every row of its."""
+    expected = np.load(GOLDEN / name / "expected.npz")
+    ids = expected["ids"].tolist()
+    rope = json.loads((GOLDEN / name / "config.json").read_text())["rope_parameters"]
+    scaled = {**rope, "rope_type": "dynamic", "factor": 4.0}
+    told = {"rope_parameters": scaled, "max_position_embeddings": len(ids)}
+    model = open_model(folder(name, tmp_path / "hf", told))
+    model_to_gguf(model.reaching(len(ids)), tmp_path / "m.gguf", "f32")
+    for path in (tmp_path / "hf", tmp_path / "m.gguf"):
+        assert spread_error(run_all(path, ids)["logits"], expected["logits"]) < TOLERANCE
+    assert open_model(tmp_path / "m.gguf").context_length == len(ids)
+    with pytest.raises(InputError, match=f"{len(ids) + 1} tokens: hf has a dynamic .* 1 to 48"):
+        model.reaching(len(ids) + 1)
+
+
+@pytest.mark.parametrize("factor", [0.5, None])
+def test_an_odd_factor_of_dynamic_ntk_is_refused(factor: float | None, tmp_path: Path) -> None:
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": factor}
+    with pytest.raises(ModelError, match=r"dynamic factor 0\.5|factor is missing"):
+        open_model(folder("tiny/llama_tied", tmp_path / "hf", {"rope_parameters": scaled}))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("short_factor", SHORT[:4]), ("long_factor", None), ("long_factor", [0.0] * 8),
@@ -299,6 +325,34 @@ def test_a_file_of_layers_that_all_slide_says_so(name: str, tmp_path: Path) -> N
     ids = np.load(GOLDEN / golden / "expected.npz")["ids"].tolist()
     found, expected = (run_all(path, ids)["logits"] for path in (out, hf))
     assert spread_error(found, expected) < TOLERANCE
+
+
+CONVERTED = {  # what llama.cpp's converter leaves out
+    "attention.sliding_window_pattern": None, "rope.dimension_count": None,
+    "attention.key_length": None, "attention.value_length": None,
+}  # fmt: skip
+
+
+def test_a_cohere_2_as_it_was_converted(tmp_path: Path) -> None:
+    path = changed("tiny/cohere2", tmp_path / "m.gguf", CONVERTED)
+    expected = np.load(GOLDEN / "tiny" / "cohere2" / "expected.npz")
+    got = run_all(path, expected["ids"].tolist())["logits"]
+    assert spread_error(got, expected["logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("tiny/cohere", "logit_scale", None),
+        ("tiny/cohere", "logit_scale", 0.0),
+        ("tiny/cohere2", "attention.sliding_window", None),
+        ("tiny/cohere2", "attention.sliding_window", 0),
+    ],
+)
+def test_what_a_cohere_s_file_must_say(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    path = changed(name, tmp_path / "m.gguf", {key: value})
+    with pytest.raises(ModelError, match=f"{key} is missing|{key} =|logits_scaling = 0.0"):
+        open_model(path)
 
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0,
