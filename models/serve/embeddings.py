@@ -26,7 +26,7 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
     several = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: list[Any] = list(given) if several and given else [given]
     service.worker.check_room(len(texts), "input")
-    return [service.text_ids(t, "input") for t in texts]
+    return [service.text_ids(t, "input", complete=True) for t in texts]
 
 
 async def embeddings(
