@@ -5,6 +5,7 @@ Hugging Face names to them, and is the only place that knows both.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from ggraph import Array, Graph, InputError, ModelError, Tensor, dtypes
 from ggraph.decode.model import StepShape
+from ggraph.errors import FormatWarning
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
@@ -218,7 +220,10 @@ def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors
     renamed = sanitize(tensors, config, a)
     told = [v.get(TIED) for v in (values, checkpoint.metadata)]
     if "output.weight" not in renamed and False in told and True not in told:
-        raise ModelError(f"{path}: {TIED} is false, but there is no lm_head.weight")
+        said = f"{path}: {TIED} is false, but there is no lm_head.weight"
+        if "embed_tokens.weight" not in checkpoint.tensors:
+            raise ModelError(said)
+        warnings.warn(f"{said}: only its embeddings mean anything", FormatWarning, stacklevel=3)
     config = _drafting(config, renamed)
     return config, applied(a, a.loaded, applied(a, a.sanitize, renamed, config), config)
 
@@ -264,7 +269,13 @@ def text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, R
         if short.startswith(_OTHERS):
             continue
         found[_TEXT.sub(lambda m: _stem(m[0]), name)] = t
+    if "embed_tokens.weight" in found:  # saved without the class that has the output matrix
+        found = {f"model.{name}": t for name, t in found.items()}
     return ({**values, **own} if isinstance(own, Mapping) else values), found
+
+
+_HEADLESS = re.compile(r"(Text)?Model$")
+"""How a class is called that has layers and no output matrix, as embedding models are saved."""
 
 
 def _stem(prefix: str) -> str:
@@ -276,7 +287,10 @@ def _hf_architecture(path: Path, checkpoint: Checkpoint) -> Architecture:
     named = checkpoint.metadata.get("architectures") or [checkpoint.architecture]
     for again in (False, True):
         known = {name: a for a in ARCHITECTURES.values() for name in a.hf}
-        found = next((known[n] for n in map(str, named) if n in known), None)
+        whole = (
+            n for given in named for n in (str(given), _HEADLESS.sub("ForCausalLM", str(given)))
+        )
+        found = next((known[n] for n in whole if n in known), None)
         if found is not None:
             return found
         if not again:

@@ -10,12 +10,15 @@ from typing import Any
 
 import huggingface_hub.constants as constants
 import pytest
+from embedding_kit import pooled
 from hf_folders import chatting
 from small_model import small_model
 from test_models_cli import ggraph
 
 from ggraph import InputError
+from ggraph.formats import open_checkpoint
 from models.cli.common import model_path
+from models.pooling import pooling_of
 from models.registry import open_model
 from models.run.hub import fetch_hub
 
@@ -172,6 +175,14 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: Hub, repos: dict[str, Pat
     own = {f.name for f in repos["a/folder"].iterdir() if f.is_file()} - {"expected.npz"}
     assert {f.name for f in path.iterdir()} == own and "model.safetensors" in own
     assert open_model(path).vocab_size > 0
+
+
+def test_how_a_folder_pools_is_fetched(hub: Hub, repos: dict[str, Path]) -> None:
+    """It is not at the top."""
+    pooled(repos["a/folder"], {"pooling_mode": "lasttoken"}, "Normalize")
+    path = fetch_hub("a/folder", silent)
+    assert pooling_of(open_checkpoint(path)) == "last"
+    assert not (path / "onnx").exists()
 
 
 @pytest.mark.parametrize(

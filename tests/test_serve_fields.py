@@ -83,7 +83,7 @@ def test_states_go_when_their_text_is_read() -> None:
 
     async def run() -> list[Any]:
         generation = Generation(service, None)  # type: ignore[arg-type]  # nothing is measured
-        reply = asyncio.ensure_future(embeddings(generation, [[1]] * 3, asked))
+        reply = asyncio.ensure_future(embeddings(generation, [[1]] * 3, "mean", asked))
         for index in (1, 2, 0):
             said.put((index, Ended(texts[index])))
             while texts[index].features:

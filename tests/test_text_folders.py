@@ -251,3 +251,67 @@ def test_llama_cpp_agrees_on_chats(scheme: str, tmp_path: Path) -> None:
     with closing(LogprobPeer(out, 1, 512)) as peer:
         for text in [*said, *([t.replace("]", "] ") for t in said] if scheme == "first" else [])]:
             assert peer.ask(text, 1).prompt_tokens == len(engine.encode(text).ids)
+
+
+def ending_as(engine: Tokenizer, single: str) -> Tokenizer:
+    """An engine that puts tokens around a text as `single` has it."""
+    texts = [t for t in single.split() if t != "$A"]
+    engine.add_special_tokens([special(t) for t in texts if engine.token_to_id(t) is None])
+    ids = [(t, engine.token_to_id(t)) for t in dict.fromkeys(texts)]
+    engine.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+    return engine
+
+
+ENDED = ("$A <|endoftext|>", "$A </s>", "<s> $A </s>", "<s> $A", "$A", "$A [SEP]", "$A [SEP] </s>")
+
+
+@pytest.mark.parametrize("single", ENDED)
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_a_complete_text_ends_as_the_engine_ends_it(single: str, kind: str, tmp_path: Path) -> None:
+    """By the folder and by GGUF, whose eos llama.cpp puts there: but no prompt that is to go on,
+    and no end of an answer is lost. What is no end has a key of ours, and a warning."""
+    bare = byte_level([QWEN2]) if kind == "bytes" else sentence_piece(lead="")
+    engine = ending_as(bare, single)
+    config = {"bos_token": "<s>", "eos_token": "<|im_end|>" if kind == "bytes" else "</s>"}
+    folder = hf_folder(tmp_path / "hf", engine, **config)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", FormatWarning)
+        keys = gguf_keys(folder, SIZE)
+    own, again = Ours.from_hf(folder), Ours.from_gguf(keys)
+    whole = engine.encode("the sea", add_special_tokens=True).ids
+    for t in (own, again):
+        assert [*t.encode("the sea"), *t.vocabulary.suffix] == whole
+        assert t.encode("the sea") == whole[: len(whole) - len(t.vocabulary.suffix)]
+        assert len(t.vocabulary.suffix) == len(single.partition("$A")[2].split())
+    assert own.eos_ids == again.eos_ids
+    standard = single.endswith(("A </s>", "<|endoftext|>"))
+    assert keys.get("tokenizer.ggml.add_eos_token", False) is standard
+    assert not standard or keys["tokenizer.ggml.eos_token_id"] == whole[-1]
+    assert any("texts to embed end with" in str(w.message) for w in heard) is ("[SEP]" in single)
+
+
+def test_the_config_s_word_on_eos_counts(tmp_path: Path) -> None:
+    """As that on bos: models whose own class puts eos behind a text leave it out of the file."""
+    cases = (
+        ("$A", True, ["</s>"]), ("$A", None, []), ("$A </s>", False, []),
+        ("$A </s>", True, ["</s>"]), ("$A <|endoftext|>", True, ["<|endoftext|>"]),
+        ("$A <|endoftext|>", False, ["<|endoftext|>"]),
+    )  # fmt: skip
+    for i, (single, asked, texts) in enumerate(cases):
+        config = {"eos_token": "</s>", "add_eos_token": asked}
+        engine = ending_as(sentence_piece(lead=""), single)
+        folder = hf_folder(tmp_path / str(i), engine, **config)
+        for t in (Ours.from_hf(folder), Ours.from_gguf(gguf_keys(folder, SIZE))):
+            assert [t.vocabulary.tokens[i] for i in t.vocabulary.suffix] == texts
+
+
+def test_a_file_s_cut_and_padding_do_not_count(tmp_path: Path) -> None:
+    """They are of its training: a prompt is neither cut nor filled up, as by transformers."""
+    engine = byte_level([QWEN2])
+    meant = engine.encode("the sea and the sand").ids
+    engine.enable_truncation(3)
+    engine.enable_padding(length=16, pad_token="<|stop|>", pad_id=2)
+    t = Ours.from_hf(hf_folder(tmp_path / "hf", engine))
+    assert t.encode("the sea and the sand") == t.encode("the sea and the sand", special=True)
+    assert t.encode("the sea and the sand") == meant and len(meant) > 3
+    assert t.vocabulary.prefix == t.vocabulary.suffix == ()

@@ -33,6 +33,7 @@ from ggraph.text.vocab import (
     PREPEND_SCHEME,
     RSTRIP,
     SPACE,
+    SUFFIX,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -73,6 +74,7 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
         "tokenizer.ggml.tokens": [t or f"[PAD{i}]" for i, t in enumerate(v.tokens)],
         "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
         "tokenizer.ggml.add_bos_token": begins,
+        **({"tokenizer.ggml.add_eos_token": True} if _closing(v) is not None else {}),
         **_roles(v),
         **_beyond(v),
     }
@@ -165,11 +167,19 @@ def _is_spaces(text: str, piece: bytes) -> bool:
 
 def _roles(v: Vocabulary) -> dict[str, int]:
     """Ids by role. Of a folder's ends GGUF names up to three; others are known by their texts."""
-    by_text = end_ids(v.tokens, [v.eos_id])
-    ends = [v.eos_id, *sorted(v.eos_ids - by_text)]
+    named = [_closing(v), v.eos_id]
+    others = sorted(v.eos_ids - end_ids(v.tokens, named))
+    ends = dict.fromkeys(i for i in (*named, *others) if i is not None)
     roles = {"bos": v.bos_id, "unknown": v.unk_id, **fim_ids(v.tokens)}
-    roles |= dict(zip(("eos", "eot", "eom"), [i for i in ends if i is not None], strict=False))
+    roles |= dict(zip(("eos", "eot", "eom"), ends, strict=False))
     return {f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items() if i is not None}
+
+
+def _closing(v: Vocabulary) -> int | None:
+    """The one token behind complete texts, where it ends answers, too: GGUF's eos then, whatever
+    the folder calls so, for llama.cpp puts no other there."""
+    one = v.suffix[0] if len(v.suffix) == 1 else None
+    return one if one in v.eos_ids else None
 
 
 def _beyond(v: Vocabulary) -> dict[str, Any]:
@@ -179,8 +189,12 @@ def _beyond(v: Vocabulary) -> dict[str, Any]:
         keys[PREPEND_SCHEME] = v.space_prefix
     if v.normalizer is not None:
         keys[NORMALIZER] = v.normalizer
-    several = v.prefix not in ((), (v.bos_id,))
-    ids = {PREFIX: v.prefix if several else (), LSTRIP: sorted(v.lstrip), RSTRIP: sorted(v.rstrip)}
+    ids = {
+        PREFIX: v.prefix if v.prefix != (v.bos_id,) else (),
+        SUFFIX: v.suffix if _closing(v) is None else (),
+        LSTRIP: sorted(v.lstrip),
+        RSTRIP: sorted(v.rstrip),
+    }
     return keys | {k: np.array(i, np.int32) for k, i in ids.items() if i}
 
 
@@ -189,11 +203,12 @@ def _warn(folder: Path, keys: Mapping[str, Any], v: Vocabulary) -> None:
     known = phi3_strips({"general.name": folder.name}, v.tokens, v.control | v.user_defined)
     strips = sorted(v.lstrip | (v.rstrip - known))
     some = ", ".join(repr(v.tokens[i]) for i in strips[:3]) + ", .." * (len(strips) > 3)
-    texts = "".join(v.tokens[i] for i in v.prefix)
+    begins, closes = ("".join(v.tokens[i] for i in ids) for ids in (v.prefix, v.suffix))
     lost = {
         PREPEND_SCHEME: f"a space is put before text as Metaspace's {v.space_prefix!r} has it",
         NORMALIZER: f"text is brought to {v.normalizer}",
-        PREFIX: f"prompts begin with {texts!r}",
+        PREFIX: f"prompts begin with {begins!r}",
+        SUFFIX: f"texts to embed end with {closes!r}",
         LSTRIP if v.lstrip else RSTRIP: f"markers take white space beside them: {some}",
     }
     said = [

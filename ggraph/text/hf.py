@@ -1,7 +1,7 @@
 """Reads the tokenizer of a Hugging Face folder: tokenizer.json and tokenizer_config.json.
 
 Encoding is left to the `tokenizers` engine that the file configures; this file works out what the
-engine does not tell: the bytes of each id, the roles, and which ids every prompt begins with.
+engine does not tell: the bytes of each id, the roles, and which ids stand before and behind a text.
 """
 
 import json
@@ -62,11 +62,13 @@ class HfEncoder:
         cut = self._parsing.pre_tokenizer
         return [text] if cut is None else [w for w, _ in cut.pre_tokenize_str(text)]
 
-    def prefix(self) -> tuple[int, ...]:
-        """What the file's post-processor puts before a text."""
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the file's post-processor puts before a text, and what behind."""
         found = self._parsing.encode("a", add_special_tokens=True)
-        pairs = zip(found.ids, found.special_tokens_mask, strict=True)
-        return tuple(i for i, _ in takewhile(lambda pair: pair[1], pairs))
+        pairs = list(zip(found.ids, found.special_tokens_mask, strict=True))
+        before = [i for i, _ in takewhile(lambda pair: pair[1], pairs)]
+        behind = [i for i, _ in takewhile(lambda pair: pair[1], reversed(pairs[len(before) :]))]
+        return tuple(before), tuple(reversed(behind))
 
     def space_prefix(self) -> SpacePrefix:
         """Where it puts spaces before texts, of which it takes the first off again."""
@@ -143,6 +145,7 @@ def _vocabulary(
         pieces[i] = tokens[i].replace(space, " ").encode("utf-8", "replace")
     bos, eos, unk = (_role(config, tokens, r) for r in ("bos_token", "eos_token", "unk_token"))
     lstrip, rstrip = encoder.strips()
+    before, behind = encoder.around()
     return Vocabulary(
         tokens=tokens,
         pieces=Pieces(pieces),
@@ -152,7 +155,8 @@ def _vocabulary(
         bos_id=bos,
         eos_id=eos,
         unk_id=unk,
-        prefix=_prefix(encoder.prefix(), bos, value_of(config, "add_bos_token", bool)),
+        prefix=_prefix(before, bos, value_of(config, "add_bos_token", bool)),
+        suffix=_suffix(behind, eos, value_of(config, "add_eos_token", bool)),
         space_prefix=encoder.space_prefix() if stripped else "never",
         chat_template=template,
         lstrip=lstrip,
@@ -169,9 +173,22 @@ def _prefix(own: tuple[int, ...], bos: int | None, asked: bool | None) -> tuple[
     return (bos, *own) if asked else tuple(i for i in own if i != bos)
 
 
+def _suffix(own: tuple[int, ...], eos: int | None, asked: bool | None) -> tuple[int, ...]:
+    """What stands behind a text that is complete: the same of eos, which does not follow another
+    end."""
+    if asked is False:
+        return tuple(i for i in own if i != eos)
+    return (eos,) if asked and not own and eos is not None else own
+
+
 def _engine(source: str) -> Engine:
+    """The engine, which gives all of a text and nothing else: files keep the cut and the padding
+    of whoever trained with them."""
     try:
-        return Engine.from_str(source)
+        engine = Engine.from_str(source)
+        engine.no_truncation()
+        engine.no_padding()
+        return engine
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # bare Exception for most faults of the file; a panic is none even

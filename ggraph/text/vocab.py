@@ -31,6 +31,7 @@ NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 # What a folder's tokenizer.json says and no key of GGUF's own can: llama.cpp passes these over.
 PREPEND_SCHEME = "tokenizer.huggingface.prepend_scheme"  # of Metaspace: first or always
 PREFIX = "tokenizer.huggingface.prefix_token_ids"
+SUFFIX = "tokenizer.huggingface.suffix_token_ids"
 LSTRIP, RSTRIP = "tokenizer.huggingface.lstrip_token_ids", "tokenizer.huggingface.rstrip_token_ids"
 NORMALIZER = "tokenizer.huggingface.normalizer"  # a NormalForm
 
@@ -80,7 +81,8 @@ class Vocabulary:
     `tokens[i]` is the text of id i as the file writes it, `pieces[i]` the bytes it adds to the
     output. `control` ids are markers: parsed from text only on request and left out of shown
     text. `user_defined` ids are parsed always. `prefix`: the ids that every prompt begins with,
-    bos or several. `space_prefix`: a space is put before the `first` of the parts that markers cut
+    bos or several; `suffix`: those that a text ends with which is not to go on, as one to embed.
+    `space_prefix`: a space is put before the `first` of the parts that markers cut
     a text into, where the text begins with it, `always` before each, both unless one stands there,
     or before `every` one whatever it begins with (and is taken off again). `lstrip` and `rstrip`:
     markers that take the white space before and behind them. `normalizer`: Unicode's normal form
@@ -96,6 +98,7 @@ class Vocabulary:
     eos_id: int | None
     unk_id: int | None = None
     prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
     space_prefix: SpacePrefix = "never"
     chat_template: str | None = None
     lstrip: frozenset[int] = frozenset()
@@ -183,7 +186,8 @@ def vocabulary_from_gguf(
     types[[*markers(tokens, ends), *_ids(named, FIM_TEXTS)]] = CONTROL  # written as ordinary text
     control, user_defined = _having(types, CONTROL, UNKNOWN), _having(types, USER_DEFINED)
     add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
-    listed = _listed_ids(metadata, PREFIX, len(tokens))
+    closes = value_of(metadata, "tokenizer.ggml.add_eos_token", bool, False)
+    before, behind = (_listed_ids(metadata, key, len(tokens)) for key in (PREFIX, SUFFIX))
     space = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
     return Vocabulary(
         tokens=tokens,
@@ -194,7 +198,8 @@ def vocabulary_from_gguf(
         bos_id=named["bos"],
         eos_id=named["eos"],
         unk_id=named["unknown"],
-        prefix=tuple(listed or (_ids(named, ["bos"]) if add else ())),
+        prefix=tuple(before or (_ids(named, ["bos"]) if add else ())),
+        suffix=tuple(behind or (_ids(named, ["eos"]) if closes else ())),
         space_prefix="never"
         if byte_level
         else _one_of(metadata, PREPEND_SCHEME, ("first", "always"), "every" if space else "never"),

@@ -26,6 +26,7 @@ from ..gemma4 import GEMMA4
 from ..gguf_config import to_gguf
 from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
+from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
 
 Progress = Callable[[str, int, int], None]  # tensor name, done, of
@@ -50,6 +51,7 @@ def model_to_gguf(
     a, c = ARCHITECTURES[model.config.architecture], model.config
     metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
+    metadata.update(gguf_pooling(model.checkpoint, a.gguf))
     tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 

@@ -43,7 +43,7 @@ def fetch_hub(name: str, tell: Tell) -> Path:
         paths = [Path(hub.hf_hub_download(repo, f, revision=revision)) for f in wanted]
     except Exception as error:  # as above, and a full disk
         raise InputError(f"-hf {name}: {_reason(error)}") from None
-    return paths[0] if chosen is not None else paths[0].parent
+    return paths[0] if chosen is not None else paths[0].parents[wanted[0].count("/")]
 
 
 def _parsed(name: str) -> tuple[str, str | None]:
@@ -96,7 +96,10 @@ def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
 
 
 def _of_folder(file: str) -> bool:
-    return "/" not in file and PurePosixPath(file).suffix in FOLDER_FILES
+    """Whether a model's folder is read from it: what is at the top, and how vectors are pooled."""
+    place = PurePosixPath(file)
+    pooling = place.parent.name.endswith("_Pooling") and place.name == "config.json"
+    return ("/" not in file and place.suffix in FOLDER_FILES) or pooling
 
 
 def _refused(error: Exception) -> bool:

@@ -121,8 +121,9 @@ class Api:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
         asked = await self._read(request, schema.EmbeddingsRequest)
+        pooling = await run_in_threadpool(embeddings.pooling_for, self.service, asked)
         prompts = await run_in_threadpool(embeddings.prompts_of, self.service, asked)
-        work = embeddings.embeddings(self.generation, prompts, asked)
+        work = embeddings.embeddings(self.generation, prompts, pooling, asked)
         return JSONResponse(await _while_there(request, work))
 
     async def tokenize(self, request: Request) -> Response:

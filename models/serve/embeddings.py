@@ -1,13 +1,14 @@
-"""POST /v1/embeddings: the last layer's states, of the mean of all tokens or of the last one."""
+"""POST /v1/embeddings: the last layer's states, pooled as the model's makers do or as asked for."""
 
 import base64
 from typing import Any
 
 import numpy as np
 
-from ggraph import Array
+from ggraph import Array, ModelError
 from ggraph.serving.text import Text
 
+from ..pooling import Pooling, pooling_of
 from .engine import Service
 from .errors import Refused
 from .generation import Generation
@@ -26,11 +27,22 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
     several = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: list[Any] = list(given) if several and given else [given]
     service.worker.check_room(len(texts), "input")
-    return [service.text_ids(t, "input") for t in texts]
+    special = asked.parse_special
+    return [service.text_ids(t, "input", special=special, complete=True) for t in texts]
+
+
+def pooling_for(service: Service, asked: EmbeddingsRequest) -> Pooling:
+    """As asked for, or else as the model's files say, or else the mean, which libraries of
+    embeddings take then. Refused where the files say what is not made here."""
+    try:
+        return asked.pooling or pooling_of(service.m.model.checkpoint) or "mean"
+    except ModelError as error:
+        message = f"{error}; `pooling` in the request chooses another"
+        raise Refused(message, param="pooling") from None
 
 
 async def embeddings(
-    generation: Generation, prompts: list[list[int]], asked: EmbeddingsRequest
+    generation: Generation, prompts: list[list[int]], pooling: Pooling, asked: EmbeddingsRequest
 ) -> dict[str, Any]:
     """The reply: one vector of length 1 for each text. States go when the text is read."""
     answers = generation.service.read(prompts)
@@ -41,7 +53,7 @@ async def embeddings(
                 if what.error is not None or what.text is None:
                     told = what.error or "the text was not read"
                     raise generation.service.worker.refusal(told)
-                found[index] = _pooled(what.text, asked)
+                found[index] = _pooled(what.text, pooling, asked.dimensions)
                 what.text.features.clear()
     data = [
         {"object": "embedding", "index": i, "embedding": _coded(found[i], asked)}
@@ -56,11 +68,11 @@ async def embeddings(
     }
 
 
-def _pooled(text: Text, asked: EmbeddingsRequest) -> Array:
+def _pooled(text: Text, pooling: Pooling, dimensions: int | None) -> Array:
     """f32 [E] or the first of these, of length 1."""
     states = np.concatenate(text.features).astype(np.float64)
-    vector = states[-1] if asked.pooling == "last" else states.mean(axis=0)
-    vector = vector[: asked.dimensions]
+    vector = states.mean(axis=0) if pooling == "mean" else states[-(pooling == "last")]
+    vector = vector[:dimensions]
     even: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
     return even.astype(np.float32)
 

@@ -199,14 +199,20 @@ class Service:
         return last == t.id_of(THINK)
 
     def text_ids(
-        self, prompt: str | Sequence[int], param: str = "prompt", *, special: bool = False
+        self,
+        prompt: str | Sequence[int],
+        param: str = "prompt",
+        *,
+        special: bool = False,
+        complete: bool = False,
     ) -> list[int]:
-        """Token ids of a text, or ids that were given in a field. Refused where they are none, or
-        too many."""
+        """Token ids of a text, with what the vocabulary puts behind one that is `complete`, or ids
+        that were given in a field. Refused where they are none, or too many."""
         if isinstance(prompt, str):
             self.check_letters(len(prompt), param)
             ids = self.m.tokenizer.encode(prompt, special=special, bos=None, most=self.context)
-            return self._fits(ids, param)
+            ends = self.m.tokenizer.vocabulary.suffix if complete else ()
+            return self._fits([*ids, *ends], param)
         most = self.m.model.vocab_size
         if any(t >= most for t in prompt):
             raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)

@@ -10,6 +10,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..pooling import Pooling
 from .fields import (
     MINUS_ONE,
     MOST_LIST,
@@ -220,8 +221,8 @@ class CompletionRequest(Sampling):
 
 
 class EmbeddingsRequest(Body):
-    """POST /v1/embeddings. `pooling` of the last layer's states; the result has length 1, of its
-    first `dimensions` where that is given."""
+    """POST /v1/embeddings. `pooling` of the last layer's states, as the model's files say it where
+    it is not given; the result has length 1, of its first `dimensions` where that is given."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     input: (
@@ -231,7 +232,8 @@ class EmbeddingsRequest(Body):
         | Annotated[list[TokenIds], items(256, least=1)]
     )
     encoding_format: Literal["float", "base64"] | None = None
-    pooling: OrNull[Literal["mean", "last"]] = "mean"
+    pooling: Pooling | None = None
+    parse_special: OrNull[bool] = False
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 

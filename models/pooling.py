@@ -1,0 +1,98 @@
+"""Which of a text's states its vector is made of, as the files of an embedding model say it.
+
+Sources: llama.cpp (`enum llama_pooling_type`), and sentence-transformers, whose folders list in
+modules.json what a text goes through.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from ggraph import ModelError
+from ggraph.errors import shown
+from ggraph.formats.checkpoint import Checkpoint
+
+from .config import Keys
+
+Pooling = Literal["mean", "cls", "last"]
+"""The mean of all states, the first one, or the last one."""
+
+KINDS = ("none", "mean", "cls", "last", "rank")
+"""As GGUF numbers them: `none` keeps a vector for each token, `rank` gives a score."""
+
+_TYPE = "pooling_type"
+# By what modules.json's files say. The mean times the root of the count has the mean's direction.
+_MODES: dict[str, Pooling] = {
+    "mean": "mean", "mean_tokens": "mean", "mean_sqrt_len_tokens": "mean", "cls": "cls",
+    "cls_token": "cls", "lasttoken": "last",
+}  # fmt: skip
+_MODE = "pooling_mode"
+_KEPT = ("Transformer", "Pooling", "Normalize")  # a vector's direction is that of the states
+
+
+def pooling_of(checkpoint: Checkpoint) -> Pooling | None:
+    """How a model's vectors are made; None where its files do not say. ModelError for a kind that
+    is none of `Pooling`, and for what comes behind it and would change the vector."""
+    if checkpoint.format == "gguf":
+        return _of_gguf(checkpoint)
+    folder = Path(checkpoint.path)
+    if not (folder / "modules.json").is_file():
+        return None
+    modules = _read(folder / "modules.json", list)
+    kinds = [str(m.get("type")).rpartition(".")[2] for m in modules if isinstance(m, dict)]
+    others = [k for k in kinds if k not in _KEPT]
+    if others or kinds.count("Pooling") != 1:
+        raise ModelError(
+            f"{folder / 'modules.json'}: a text goes through {', '.join(kinds) or 'nothing'}; "
+            f"known: {', '.join(_KEPT)}"
+        )
+    path = Path(str(modules[kinds.index("Pooling")].get("path", ""))) / "config.json"
+    return _of_config(folder / path)
+
+
+def gguf_pooling(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
+    """The key that says so in a GGUF file of `architecture`: a GGUF file's own whatever it says.
+    ModelError as `pooling_of` for a folder."""
+    if checkpoint.format == "gguf":
+        number = checkpoint.metadata.get(f"{checkpoint.architecture}.{_TYPE}")
+    else:
+        kind = pooling_of(checkpoint)
+        number = None if kind is None else KINDS.index(kind)
+    return {} if number is None else {f"{architecture}.{_TYPE}": number}
+
+
+def _of_gguf(checkpoint: Checkpoint) -> Pooling | None:
+    keys = Keys(checkpoint.metadata, "GGUF metadata", f"{checkpoint.architecture}.")
+    if not keys.has(_TYPE):
+        return None
+    number = keys.integer(_TYPE)
+    kind = KINDS[number] if 0 <= number < len(KINDS) else None
+    if kind not in get_args(Pooling):
+        said = f"{number} ({kind})" if kind else str(number)
+        raise ModelError(
+            f"GGUF metadata: {_TYPE} {said} gives no vector of a text; expected 1 (mean), 2 (cls) "
+            "or 3 (last)"
+        )
+    return cast(Pooling, kind)
+
+
+def _of_config(path: Path) -> Pooling:
+    """The one mode that is on: older files have a flag for each, of which none means the mean."""
+    config = _read(path, dict)
+    flags = [k.removeprefix(f"{_MODE}_") for k, v in config.items() if k.startswith(_MODE) and v]
+    told = config.get(_MODE, flags or ["mean"])
+    modes = told if isinstance(told, list) else [told]
+    if len(modes) != 1 or str(modes[0]) not in _MODES:
+        raise ModelError(f"{path}: pooling by {shown(modes)}; expected one of {', '.join(_MODES)}")
+    return _MODES[modes[0]]
+
+
+def _read(path: Path, kind: type) -> Any:
+    """A file's JSON. ModelError where it is not there, or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, kind):
+        raise ModelError(f"{path}: expected a {kind.__name__}, got {shown(value)}")
+    return value
