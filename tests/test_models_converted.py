@@ -165,5 +165,5 @@ def test_a_bias_of_falcon_h1_is_refused_as_its_config_is(part: str, tmp_path: Pa
     rows = c.tensors[f"blk.1.{part}.weight"].shape[0]
     bias = RawTensor(name, F32, (rows,), np.ones(rows, np.float32))
     write_gguf(out, c.metadata, [*c.tensors.values(), bias])
-    with pytest.raises(ModelError, match=f"biases of matrices.*{name}"):
+    with pytest.raises(ModelError, match=f"a bias without its factor.*{name}"):
         open_model(out)
