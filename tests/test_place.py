@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import CPU, SIM0, SIM1, E, T, linear, tiny
+from worlds import CPU, SIM0, SIM1, C, E, T, linear, tiny
 
 from ggraph import ops
 from ggraph.device import DeviceSpec
@@ -257,3 +257,66 @@ def test_counts_and_sizes_below_0_are_refused_as_such() -> None:
     for field in ("memory_bytes", "max_buffer_bytes"):
         with pytest.raises(PlaceError, match=f"{field} -1.*expected 0 or more"):
             replace(SIM0, **{field: -1})
+
+
+def test_a_pattern_that_holds_values_and_views_pins_the_values() -> None:
+    """A view is followed only where nothing else is meant."""
+    a, b = (
+        ops.scale(input("x", (T, E)), 2.0, name="a"),
+        ops.scale(input("z", (T, E)), 2.0, name="b"),
+    )
+    graph = Graph.of({"y": ops.add(ops.rows(a, 0, 1, name="b.view"), ops.rows(b, 0, 1, name="c"))})
+    assert set(match(graph, [SIM0, CPU], ["^b=sim0"])) == {"b"}
+    assert set(match(graph, [SIM0, CPU], ["^(b.view|c)$=sim0"])) == {"a", "b"}
+    assert place(graph, [SIM0, SIM1, CPU], ["^b=sim1", "^[ay]$=cpu"]).of["b"].device == "sim1"
+
+
+def test_a_weight_that_no_device_can_serve_alone_lies_on_the_last_with_room() -> None:
+    """Its two readers run on different devices; what exactly fits, fits."""
+    w = weight("w", (4, 4))
+    graph = Graph.of({"n": ops.neg(w), "s": ops.scale(w, 2.0)})
+    able = [replace(SIM0, ops=frozenset({"neg"})), replace(SIM1, ops=frozenset({"scale"}))]
+    for rooms, home in [((64, 64), "sim1"), ((64, 63), "sim0")]:
+        devices = [replace(d, memory_bytes=n) for d, n in zip(able, rooms, strict=True)]
+        assert place(graph, devices).of["w"].device == home
+    with pytest.raises(PlaceError, match="sim1: %w does not fit: capacity 63"):
+        place(graph, [replace(d, memory_bytes=63) for d in able])
+    assert [place(graph, able).of[n].device for n in "ns"] == ["sim0", "sim1"]
+
+
+def test_only_what_overwrites_a_result_ties_it_to_a_device() -> None:
+    """A reader that writes elsewhere may run elsewhere."""
+    near = replace(SIM0, ops=frozenset({"mul_mat", "scale"}))
+    rows = linear(ops.scale(input("x", (T, E)), 2.0, name="h"), "rows")
+    cache = ops.set_rows(state("s", (C, E)), rows, input("i", (T,), I32), name="new")
+    of = place(Graph.of({"new": cache}), [near, CPU]).of
+    assert [of[n].device for n in ("rows", "h", "s", "new")] == ["sim0", "sim0", "cpu", "cpu"]
+
+
+def expanded(pins: tuple[str, ...], lacks: str = "") -> tuple[str, str]:
+    """Where an op `z` of two values and two readers, all of one size, is put, and why."""
+    a, b = (ops.scale(input(f"x{i}", (T, E)), 2.0, name=n) for i, n in enumerate("ab"))
+    z = ops.add(a, b, name="z")
+    graph = Graph.of({"r": ops.neg(z), "q": ops.neg(ops.scale(z, 3.0, name="q0"))})
+    every = frozenset(t.op for t in graph.nodes)
+    devices = [replace(SIM0, ops=every - {lacks}), SIM1, CPU]
+    of = place(graph, devices, pins).of["z"]
+    return of.device, of.cause
+
+
+def test_of_equal_neighbours_the_last_source_and_the_first_reader_are_followed() -> None:
+    homes = ("^a$=sim0", "^b$=sim1")
+    assert expanded(homes) == ("sim1", "expansion from source %b")
+    assert expanded(("^a$=sim1", "^b$=sim0"), lacks="add") == (
+        "sim1", "expansion from source %a",
+    )  # fmt: skip
+    assert expanded(("^a$=sim0", "^b$=sim1"), lacks="add")[0] == "sim1"
+
+
+def test_layers_need_numbers_only_of_what_no_pin_holds() -> None:
+    h = ops.mul_mat(weight("w", (E, E)), input("x", (T, E)))
+    graph = Graph.of({"y": ops.mul_mat(weight("v", (E, E)), h)})
+    of = place(graph, [SIM0, CPU], ["^w$=cpu", "^v$=sim0"], layers={"sim0": 1}).of
+    assert [of[n].device for n in "wv"] == ["cpu", "sim0"]
+    with pytest.raises(PlaceError, match="which layer v belongs to"):
+        place(graph, [SIM0, CPU], ["^w$=cpu"], layers={"sim0": 1})
