@@ -38,6 +38,7 @@ TESTS = {
         "dyn",
         "ggml",
         "hb",
+        "conflicts",
         "search",
         "climb",
         "instances",

@@ -241,6 +241,22 @@ def test_a_small_shared_weight_draws_nobody() -> None:
     assert of["shared"].device == "sim0" and of["a"].device == "sim0" and of["b"].device == "sim1"
 
 
+@pytest.mark.parametrize("kind", ["frequencies", "as large"])
+def test_a_shared_weight_is_small_beside_the_largest_operand(kind: str) -> None:
+    """Not beside the smallest: a step's positions take fewer bytes than rotary frequencies. As
+    large is not small."""
+    h, at = input("x", (1, 1, 16)), input("at", (1,), I32)
+    few, many = weight("few", (8,)), weight("many", (1, 1, 16))
+    for i in range(2):
+        h = ops.mul_mat(weight(f"blk.{i}.w", (16, 16)), h, name=f"h{i}")
+        last = ops.rope(h, at, few, n_rot=16) if kind == "frequencies" else ops.mul(h, many)
+        h = last.named(f"shared{i}")
+    of = place(Graph.of({"y": h}), [SIM0, SIM1, CPU], layers={"sim0": 1, "sim1": 1}).of
+    shared = "few" if kind == "frequencies" else "many"
+    assert (of[shared].device, of["h1"].device) == ("sim0", "sim1")
+    assert of["y"].device == ("sim1" if kind == "frequencies" else "sim0")
+
+
 def test_an_overwrite_lies_with_its_state_even_where_the_device_must_be_left() -> None:
     g = Graph.of(
         {"s": ops.set_rows(state("s0", (T, E)), input("r", (T, E)), input("i", (T,), I32))}
@@ -310,7 +326,8 @@ def test_of_equal_neighbours_the_last_source_and_the_first_reader_are_followed()
     assert expanded(("^a$=sim1", "^b$=sim0"), lacks="add") == (
         "sim1", "expansion from source %a",
     )  # fmt: skip
-    assert expanded(("^a$=sim0", "^b$=sim1"), lacks="add")[0] == "sim1"
+    assert expanded(homes, lacks="add")[0] == "sim1"
+    assert expanded(("^r$=sim0", "^q0$=sim1")) == ("sim0", "expansion from reader %r")
 
 
 def test_layers_need_numbers_only_of_what_no_pin_holds() -> None:
@@ -320,3 +337,43 @@ def test_layers_need_numbers_only_of_what_no_pin_holds() -> None:
     assert [of[n].device for n in "wv"] == ["cpu", "sim0"]
     with pytest.raises(PlaceError, match="which layer v belongs to"):
         place(graph, [SIM0, CPU], ["^w$=cpu"], layers={"sim0": 1})
+
+
+def offloaded(graph: Graph, homes: tuple[str, ...], rows: int = 2) -> str:
+    """Where `y` runs when sim0 takes work on `rows` rows or more, and other devices none."""
+    return place(graph, [replace(SIM0, offload_rows=rows), SIM1, CPU], homes).of["y"].device
+
+
+def test_only_host_weights_are_offloaded() -> None:
+    """Not states, which no run may leave, and not what another device's memory holds. One row is a
+    batch where that is asked for; what picks slices counts its choices' rows, not the slots of
+    each."""
+    x, s = input("x", (T, E)), state("s", (T, E))
+    of_state = Graph.of({"y": ops.add(s, x)})
+    assert offloaded(of_state, ("^s$=cpu",)) == "cpu"
+    product = Graph.of({"y": linear(x, "w")})
+    at = {"layers": {"cpu": 0, "sim1": 9}}
+    numbered = Graph.of({"y": linear(x, "blk.0.w")})
+    fast = replace(SIM0, offload_rows=2)
+    assert place(numbered, [fast, SIM1, CPU], **at).of["y"].device == "sim1"  # type: ignore[arg-type]
+    assert place(numbered, [fast, CPU], layers={"cpu": 9}).of["y"].device == "sim0"
+    assert offloaded(product, ("^w.weight$=cpu",)) == "cpu", "a pin says where the work is, too"
+    one = Graph.of({"y": ops.mul_mat(weight("blk.0.w", (E, E)), input("x", (1, E)))})
+    deep = Graph.of({"y": linear(input("x", (1, T, E)), "blk.0.w")})
+    for graph, rows, home in [
+        *((one, 1, "sim0"), (one, 2, "cpu"), (one, 0, "cpu")),
+        *((deep, T, "sim0"), (deep, T + 1, "cpu")),
+    ]:
+        devices = [replace(SIM0, offload_rows=rows), CPU]
+        assert place(graph, devices, layers={"cpu": 9}).of["y"].device == home
+
+
+def test_an_op_that_picks_slices_is_offloaded_for_the_weight_it_picks_from_alone() -> None:
+    ids = input("ids", (T, 2), I32)
+    picked = Graph.of({"y": ops.mul_mat_id(weight("w", (4, E, E)), input("x", (T, 1, E)), ids)})
+    assert offloaded(picked, ("^w$=cpu",), T) == "sim0"
+    assert offloaded(picked, ("^w$=cpu",), T + 1) == "cpu"
+    assert offloaded(picked, ("^w$=cpu", "^y$=sim1")) == "sim1"
+    wide = weight("rows", (T, 2, 64))  # larger than the experts, so that it draws
+    other = Graph.of({"y": ops.mul_mat_id(weight("w", (2, 1, 64)), wide, ids)})
+    assert offloaded(other, ("^(rows|w)$=cpu",)) == "cpu"
