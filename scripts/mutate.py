@@ -1,13 +1,14 @@
-"""Mutation testing of the allocator and the verifier: are their tests able to fail?
+"""Mutation testing of the planner and the verifier: are their tests able to fail?
 
     nice python scripts/mutate.py [--count 200] [--seed 0] [--only ggraph/verify] [--verbose]
 
-Draws `--count` places in the rooms' sources where one operator, comparison, constant, condition or
-call of min/max/any/all can be changed, changes one at a time in memory (files stay as they are) and
-runs the room's tests until one fails, each mutant in a fork of this process. Prints each survivor
-with its line before and after, and the score. For files with compiled functions numba's compiler is
-off, so that its cache cannot hide a change; examples that fail are not shrunk. Run by hand, where
-there is fork: a second or two for a mutant that is caught, ten or more for a survivor.
+Draws `--count` places in the sources of the rooms (`TESTS`) where one operator, comparison,
+constant, condition or call of min/max/any/all can be changed, changes one at a time in memory
+(files stay as they are) and runs the room's tests until one fails, each mutant in a fork of this
+process. Prints each survivor with its line before and after, and the score. For files with compiled
+functions numba's compiler is off, so that its cache cannot hide a change; examples that fail are
+not shrunk. Run by hand, where there is fork: a second or two for a mutant that is caught, ten or
+more for a survivor.
 """
 
 import argparse
@@ -37,6 +38,7 @@ TESTS = {
         "dyn",
         "ggml",
         "hb",
+        "conflicts",
         "search",
         "climb",
         "instances",
@@ -55,6 +57,11 @@ TESTS = {
         "verify_large",
         "exactness",
     ),
+    "ggraph/order": ("order", "order_offered"),
+    "ggraph/split": ("split", "split_brute"),
+    "ggraph/place": ("place", "place_brute"),
+    "ggraph/rewrite.py": ("rewrite", "joined"),
+    "ggraph/pipeline.py": ("pipeline",),
 }
 FIRST = {
     **dict.fromkeys(("blocks", "clocks", "hb", "layout"), "hb"),
@@ -73,10 +80,13 @@ FIRST = {
 # What is loaded anew for each mutant; all else is loaded once.
 DEPENDENT = tuple(
     f"ggraph.{room}"
-    for room in ("alloc", "verify", "pipeline", "explain", "session", "hazards", "decode", "trade")
+    for room in (
+        *("place", "split", "order", "alloc", "verify", "rewrite", "pipeline", "trade", "show"),
+        *("explain", "extend", "session", "hazards", "decode", "serving", "testing", "view"),
+    )
 )
 # Seconds of processor time, thrice what the tests take; an endless loop counts as caught.
-LIMITS = {"ggraph/alloc": 36, "ggraph/verify": 18}
+LIMITS = {**dict.fromkeys(TESTS, 18), "ggraph/alloc": 36}
 
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -169,10 +179,15 @@ def mutated(path: Path, index: int) -> ast.Module:
     raise SystemExit(f"{path} has no change number {index}")
 
 
+def sources(room: Path) -> list[Path]:
+    """The files of a room, which may be one file."""
+    return [room] if room.suffix else list(room.rglob("*.py"))
+
+
 def mutants(rooms: Sequence[str]) -> list[Mutant]:
     """Every change of every file of the rooms."""
     found = []
-    for path in sorted(p for room in rooms for p in (ROOT / room).rglob("*.py")):
+    for path in sorted(p for room in rooms for p in sources(ROOT / room)):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         name = str(path.relative_to(ROOT))
         for k, (_, _, _, old, new) in enumerate(changes(tree)):
@@ -253,7 +268,7 @@ def is_caught(mutant: Mutant) -> bool:
 
 def main() -> int:
     """Draw, run, and print the survivors and the score."""
-    parser = argparse.ArgumentParser(description="mutation testing of allocator and verifier")
+    parser = argparse.ArgumentParser(description="mutation testing of planner and verifier")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="files whose path begins so")
@@ -274,7 +289,7 @@ def main() -> int:
     every = [m for m in mutants(list(TESTS)) if m.path.startswith(given.only or "")]
     drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
     for room in sorted({room_of(m.path) for m in drawn}) if not given.unchecked else ():
-        if is_caught(Mutant(f"{room}/__init__.py", -1, 0, "", "")):
+        if is_caught(Mutant(str(sources(ROOT / room)[0].relative_to(ROOT)), -1, 0, "", "")):
             raise SystemExit(f"the tests of {room} fail without any change")
     survived = 0
     for k, mutant in enumerate(drawn, 1):

@@ -103,6 +103,19 @@ def test_hb_takes_the_view_parents_that_ggml_leaves() -> None:
     assert hb.arena_bytes <= ggml.arena_bytes
 
 
+def test_axes_of_one_row_do_not_keep_a_result_from_the_place_of_its_source() -> None:
+    """To ggml [4, 64] and [1, 4, 64] are both ne = 64, 4, 1, 1 with the same strides (A16)."""
+    shapes = [(256,), (1, 256), (4, 64), (1, 4, 64), (1, 1, 4, 64), (4, 1, 64)]
+    keys = [layout(input("x", shape)) for shape in shapes]
+    assert [[a == b for b in keys].count(True) for a in keys] == [2, 2, 3, 3, 3, 1]
+    assert layout(input("x", (4, 64))) != layout(ops.columns(input("x", (4, 65)), 0, 64))
+    flat = ops.scale(input("x", (4, 64)), 2.0, name="flat")
+    deep = ops.scale(input("z", (1, 4, 64)), 2.0, name="deep")  # read twice: it stays
+    both = ops.add(deep, flat, name="sum")
+    m = allocate(scheduled(Graph.of({"y": ops.mul(both, deep)}), CPU), mode="ggml")
+    assert m.regions["sum"].offset == m.regions["flat"].offset
+
+
 def test_names_of_ops() -> None:
     x = input("x", (4, 64))
     cases = {
@@ -134,6 +147,10 @@ def test_copies_between_devices_and_rotating_inputs() -> None:
     for v in rotating:
         first, second = m.regions[v.name].offsets
         assert second - first >= v.nbytes
+        here = range(first, second + v.nbytes)
+        for name, r in m.regions.items():  # never recycled (S8), none of its slots
+            if name != v.name and r.buffer == m.regions[v.name].buffer:
+                assert all(o >= here.stop or o + r.nbytes <= here.start for o in r.offsets), name
     assert sorted(b.name for b in m.buffers.values() if not b.external) == sorted(
         {m.regions[v.name].buffer for v in s.values.values() if m.regions[v.name].nbytes}
         - {b.name for b in m.buffers.values() if b.external}

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import CPU, SIM0, SIM1, E, T, linear, tiny
+from worlds import CPU, SIM0, SIM1, C, E, T, linear, tiny
 
 from ggraph import ops
 from ggraph.device import DeviceSpec
@@ -241,6 +241,22 @@ def test_a_small_shared_weight_draws_nobody() -> None:
     assert of["shared"].device == "sim0" and of["a"].device == "sim0" and of["b"].device == "sim1"
 
 
+@pytest.mark.parametrize("kind", ["frequencies", "as large"])
+def test_a_shared_weight_is_small_beside_the_largest_operand(kind: str) -> None:
+    """Not beside the smallest: a step's positions take fewer bytes than rotary frequencies. As
+    large is not small."""
+    h, at = input("x", (1, 1, 16)), input("at", (1,), I32)
+    few, many = weight("few", (8,)), weight("many", (1, 1, 16))
+    for i in range(2):
+        h = ops.mul_mat(weight(f"blk.{i}.w", (16, 16)), h, name=f"h{i}")
+        last = ops.rope(h, at, few, n_rot=16) if kind == "frequencies" else ops.mul(h, many)
+        h = last.named(f"shared{i}")
+    of = place(Graph.of({"y": h}), [SIM0, SIM1, CPU], layers={"sim0": 1, "sim1": 1}).of
+    shared = "few" if kind == "frequencies" else "many"
+    assert (of[shared].device, of["h1"].device) == ("sim0", "sim1")
+    assert of["y"].device == ("sim1" if kind == "frequencies" else "sim0")
+
+
 def test_an_overwrite_lies_with_its_state_even_where_the_device_must_be_left() -> None:
     g = Graph.of(
         {"s": ops.set_rows(state("s0", (T, E)), input("r", (T, E)), input("i", (T,), I32))}
@@ -257,3 +273,107 @@ def test_counts_and_sizes_below_0_are_refused_as_such() -> None:
     for field in ("memory_bytes", "max_buffer_bytes"):
         with pytest.raises(PlaceError, match=f"{field} -1.*expected 0 or more"):
             replace(SIM0, **{field: -1})
+
+
+def test_a_pattern_that_holds_values_and_views_pins_the_values() -> None:
+    """A view is followed only where nothing else is meant."""
+    a, b = (
+        ops.scale(input("x", (T, E)), 2.0, name="a"),
+        ops.scale(input("z", (T, E)), 2.0, name="b"),
+    )
+    graph = Graph.of({"y": ops.add(ops.rows(a, 0, 1, name="b.view"), ops.rows(b, 0, 1, name="c"))})
+    assert set(match(graph, [SIM0, CPU], ["^b=sim0"])) == {"b"}
+    assert set(match(graph, [SIM0, CPU], ["^(b.view|c)$=sim0"])) == {"a", "b"}
+    assert place(graph, [SIM0, SIM1, CPU], ["^b=sim1", "^[ay]$=cpu"]).of["b"].device == "sim1"
+
+
+def test_a_weight_that_no_device_can_serve_alone_lies_on_the_last_with_room() -> None:
+    """Its two readers run on different devices; what exactly fits, fits."""
+    w = weight("w", (4, 4))
+    graph = Graph.of({"n": ops.neg(w), "s": ops.scale(w, 2.0)})
+    able = [replace(SIM0, ops=frozenset({"neg"})), replace(SIM1, ops=frozenset({"scale"}))]
+    for rooms, home in [((64, 64), "sim1"), ((64, 63), "sim0")]:
+        devices = [replace(d, memory_bytes=n) for d, n in zip(able, rooms, strict=True)]
+        assert place(graph, devices).of["w"].device == home
+    with pytest.raises(PlaceError, match="sim1: %w does not fit: capacity 63"):
+        place(graph, [replace(d, memory_bytes=63) for d in able])
+    assert [place(graph, able).of[n].device for n in "ns"] == ["sim0", "sim1"]
+
+
+def test_only_what_overwrites_a_result_ties_it_to_a_device() -> None:
+    """A reader that writes elsewhere may run elsewhere."""
+    near = replace(SIM0, ops=frozenset({"mul_mat", "scale"}))
+    rows = linear(ops.scale(input("x", (T, E)), 2.0, name="h"), "rows")
+    cache = ops.set_rows(state("s", (C, E)), rows, input("i", (T,), I32), name="new")
+    of = place(Graph.of({"new": cache}), [near, CPU]).of
+    assert [of[n].device for n in ("rows", "h", "s", "new")] == ["sim0", "sim0", "cpu", "cpu"]
+
+
+def expanded(pins: tuple[str, ...], lacks: str = "") -> tuple[str, str]:
+    """Where an op `z` of two values and two readers, all of one size, is put, and why."""
+    a, b = (ops.scale(input(f"x{i}", (T, E)), 2.0, name=n) for i, n in enumerate("ab"))
+    z = ops.add(a, b, name="z")
+    graph = Graph.of({"r": ops.neg(z), "q": ops.neg(ops.scale(z, 3.0, name="q0"))})
+    every = frozenset(t.op for t in graph.nodes)
+    devices = [replace(SIM0, ops=every - {lacks}), SIM1, CPU]
+    of = place(graph, devices, pins).of["z"]
+    return of.device, of.cause
+
+
+def test_of_equal_neighbours_the_last_source_and_the_first_reader_are_followed() -> None:
+    homes = ("^a$=sim0", "^b$=sim1")
+    assert expanded(homes) == ("sim1", "expansion from source %b")
+    assert expanded(("^a$=sim1", "^b$=sim0"), lacks="add") == (
+        "sim1", "expansion from source %a",
+    )  # fmt: skip
+    assert expanded(homes, lacks="add")[0] == "sim1"
+    assert expanded(("^r$=sim0", "^q0$=sim1")) == ("sim0", "expansion from reader %r")
+
+
+def test_layers_need_numbers_only_of_what_no_pin_holds() -> None:
+    h = ops.mul_mat(weight("w", (E, E)), input("x", (T, E)))
+    graph = Graph.of({"y": ops.mul_mat(weight("v", (E, E)), h)})
+    of = place(graph, [SIM0, CPU], ["^w$=cpu", "^v$=sim0"], layers={"sim0": 1}).of
+    assert [of[n].device for n in "wv"] == ["cpu", "sim0"]
+    with pytest.raises(PlaceError, match="which layer v belongs to"):
+        place(graph, [SIM0, CPU], ["^w$=cpu"], layers={"sim0": 1})
+
+
+def offloaded(graph: Graph, homes: tuple[str, ...], rows: int = 2) -> str:
+    """Where `y` runs when sim0 takes work on `rows` rows or more, and other devices none."""
+    return place(graph, [replace(SIM0, offload_rows=rows), SIM1, CPU], homes).of["y"].device
+
+
+def test_only_host_weights_are_offloaded() -> None:
+    """Not states, which no run may leave, and not what another device's memory holds. One row is a
+    batch where that is asked for; what picks slices counts its choices' rows, not the slots of
+    each."""
+    x, s = input("x", (T, E)), state("s", (T, E))
+    of_state = Graph.of({"y": ops.add(s, x)})
+    assert offloaded(of_state, ("^s$=cpu",)) == "cpu"
+    product = Graph.of({"y": linear(x, "w")})
+    at = {"layers": {"cpu": 0, "sim1": 9}}
+    numbered = Graph.of({"y": linear(x, "blk.0.w")})
+    fast = replace(SIM0, offload_rows=2)
+    assert place(numbered, [fast, SIM1, CPU], **at).of["y"].device == "sim1"  # type: ignore[arg-type]
+    assert place(numbered, [fast, CPU], layers={"cpu": 9}).of["y"].device == "sim0"
+    assert offloaded(product, ("^w.weight$=cpu",)) == "cpu", "a pin says where the work is, too"
+    one = Graph.of({"y": ops.mul_mat(weight("blk.0.w", (E, E)), input("x", (1, E)))})
+    deep = Graph.of({"y": linear(input("x", (1, T, E)), "blk.0.w")})
+    for graph, rows, home in [
+        *((one, 1, "sim0"), (one, 2, "cpu"), (one, 0, "cpu")),
+        *((deep, T, "sim0"), (deep, T + 1, "cpu")),
+    ]:
+        devices = [replace(SIM0, offload_rows=rows), CPU]
+        assert place(graph, devices, layers={"cpu": 9}).of["y"].device == home
+
+
+def test_an_op_that_picks_slices_is_offloaded_for_the_weight_it_picks_from_alone() -> None:
+    ids = input("ids", (T, 2), I32)
+    picked = Graph.of({"y": ops.mul_mat_id(weight("w", (4, E, E)), input("x", (T, 1, E)), ids)})
+    assert offloaded(picked, ("^w$=cpu",), T) == "sim0"
+    assert offloaded(picked, ("^w$=cpu",), T + 1) == "cpu"
+    assert offloaded(picked, ("^w$=cpu", "^y$=sim1")) == "sim1"
+    wide = weight("rows", (T, 2, 64))  # larger than the experts, so that it draws
+    other = Graph.of({"y": ops.mul_mat_id(weight("w", (2, 1, 64)), wide, ids)})
+    assert offloaded(other, ("^(rows|w)$=cpu",)) == "cpu"

@@ -31,8 +31,8 @@ def ggml_op(t: Tensor) -> str:
 
 def layout(t: Tensor) -> Hashable:
     """Equal for two tensors just when ggml finds type, extents and strides equal (A16)."""
-    pad = (1,) * (4 - len(t.shape))
-    return (t.dtype.name, (*pad, *t.shape), t.strides)
+    missing = 4 - len(t.shape)  # ggml has four axes always; one step along those is all of it
+    return (t.dtype.name, (*(1,) * missing, *t.shape), (*(t.nbytes,) * missing, *t.strides))
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Where ops run: drawn by what they read, then by their neighbours."""
 
+from collections.abc import Iterator
 from math import prod
 
 from ggraph.device import DeviceSpec
@@ -124,21 +125,40 @@ def improve(work: Work) -> None:
     for t in (*loose, *reversed(loose)):
         here = work.of[t.name].device
         costs = {d.name: _crossing(work, t, d.name) for d in work.devices if work.able(d, t)}
-        best = min(costs, key=lambda d: (costs[d], d != here), default=here)
-        if best != here and costs[best] < costs.get(here, costs[best]):
+        best = min(costs, key=lambda d: costs[d], default=here)
+        if costs and costs[best] < costs[here]:
             saved = costs[here] - costs[best]
             work.put(t, best, f"upgrade from {here}: {saved} fewer bytes cross")
 
 
 def _crossing(work: Work, t: Tensor, device: str) -> int:
-    """Bytes copied because `t` runs on `device`: sources that no other reader there needs
-    anyway, and the result, once per other device that reads it."""
-    into = 0
-    for s in {c.name: c for c in map(_copied, t.sources)}.values():
-        shared = any(work.at(r) == device for r in work.readers[s.root.name] if r is not t)
-        into += 0 if work.at(s) == device or shared else s.nbytes
-    others = {work.at(r) for r in work.readers[t.name]} - {device, None}
-    return into + t.nbytes * len(others)
+    """Bytes copied because `t` runs on `device`: of its sources what no other reader there needs
+    anyway, and of the result what is read elsewhere, once per device."""
+    nbytes = 0
+    for root in {s.root.name: s.root for s in t.sources}.values():
+        if work.at(root) != device:
+            there = [r for r in work.readers[root.name] if r is not t and work.at(r) == device]
+            nbytes += _brought(root, [*there, t]) - _brought(root, there)
+    readers: dict[str | None, list[Tensor]] = {}
+    for r in work.readers[t.name]:
+        readers.setdefault(work.at(r), []).append(r)
+    return nbytes + sum(_brought(t, there) for at, there in readers.items() if at != device)
+
+
+def _brought(root: Tensor, readers: list[Tensor]) -> int:
+    """Bytes of the copies of `root` that `split` makes for readers on another device: windows on
+    what is copied anyway cost nothing."""
+    asked: dict[str, Tensor] = {}
+    for s in [s for r in readers for s in r.sources if s.root.name == root.name]:
+        asked |= {s.name: s, _copied(s).name: _copied(s)}
+    return sum(s.nbytes for s in asked.values() if not any(v.name in asked for v in _above(s)))
+
+
+def _above(s: Tensor) -> Iterator[Tensor]:
+    """What a view looks at, and so on to the root."""
+    while s.viewed is not None:
+        s = s.viewed
+        yield s
 
 
 def _copied(s: Tensor) -> Tensor:

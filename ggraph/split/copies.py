@@ -5,8 +5,9 @@ experts), only those slices are copied, where that is expected to save more than
 indices must reach the host first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ggraph.graph import Graph, over
 from ggraph.ops.copies import copy
@@ -27,7 +28,7 @@ class _Copies:
     """The new tensors of each device's readers. `made` maps (old name, device) to the stand-in."""
 
     of: dict[str, Placed]
-    wanted: frozenset[tuple[str, str]]  # (name, device) of everything read from afar
+    wanted: frozenset[tuple[str, str]]  # (name, device), see _wanted
     picked: Mapping[tuple[str, str], Tensor]  # of those, what a part suffices of -> its indices
     new: dict[str, Tensor] = field(default_factory=dict)
     made: dict[tuple[str, str], Tensor] = field(default_factory=dict)
@@ -39,16 +40,13 @@ class _Copies:
         key = (s.name, device)
         if key not in self.made:
             self.made[key] = (
-                self._again(s, device) if self._rebuilt(s, device) else self._copy(s, device)
+                self._again(s, device) if self._is_shown(s, device) else self._copy(s, device)
             )
         return self.made[key]
 
-    def _rebuilt(self, s: Tensor, device: str) -> bool:
-        """Whether `s` is a view to be taken over a copy of what it looks at."""
-        chain = _chain(s)
-        return s.is_view and (
-            not s.is_contiguous or any((v.name, device) in self.wanted for v in chain[1:])
-        )
+    def _is_shown(self, s: Tensor, device: str) -> bool:
+        """Whether `s` is a view of what is copied anyway: to be taken again over the copy."""
+        return any((v.name, device) in self.wanted for v in _chain(s)[1:])
 
     def _again(self, s: Tensor, device: str) -> Tensor:
         assert s.spec is not None and s.spec.view_of is not None, line(s)
@@ -79,12 +77,7 @@ def _chain(s: Tensor) -> list[Tensor]:
 def with_copies(placement: Placement) -> tuple[Graph, dict[str, Placed]]:
     """The graph with its Copy nodes, and where everything is now."""
     graph, of = placement.graph, dict(placement.of)
-    wanted = frozenset(
-        (s.name, of[t.name].device)
-        for t in graph.nodes
-        for s in t.sources
-        if of[s.root.name].device != of[t.name].device
-    )
+    wanted = frozenset(_wanted(placement))
     if not wanted:
         return graph, of
     copies = _Copies(of, wanted, _picked(placement, wanted))
@@ -95,17 +88,37 @@ def with_copies(placement: Placement) -> tuple[Graph, dict[str, Placed]]:
     return Graph.of(outputs, also=effects, name=graph.name), of
 
 
+def _wanted(placement: Placement) -> Iterator[tuple[str, str]]:
+    """(name, device) of everything that is read from afar, and of what windows with gaps among it
+    look at: a copy has no gaps, so that is what is copied."""
+    of = placement.of
+    for t in placement.graph.nodes:
+        device = of[t.name].device
+        for s in t.sources:
+            if of[s.root.name].device != device:
+                yield s.name, device
+                for v, viewed in pairwise(_chain(s)):
+                    if v.is_contiguous:
+                        break
+                    yield viewed.name, device
+
+
 def _picked(
     placement: Placement, wanted: frozenset[tuple[str, str]]
 ) -> dict[tuple[str, str], Tensor]:
-    """Weights of which a device wants some slices only, and the indices that all readers share."""
+    """Weights of which a device wants some slices only, and the indices that all readers share.
+
+    Who reads through a view reads the whole of what is copied for it.
+    """
     asked: dict[tuple[str, str], dict[str, Tensor | None]] = {}
     for t in placement.graph.nodes:
         for k, s in enumerate(t.sources):
-            key = (s.name, placement.of[t.name].device)
-            if s.root.is_leaf and s.root.kind is Kind.WEIGHT and key in wanted:
-                ids = _indices(t, k)
-                asked.setdefault(key, {})[ids.name if ids is not None else ""] = ids
+            if s.root.kind is not Kind.WEIGHT:
+                continue
+            for v in _chain(s):
+                if (key := (v.name, placement.of[t.name].device)) in wanted:
+                    ids = _indices(t, k) if v is s else None
+                    asked.setdefault(key, {})[ids.name if ids is not None else ""] = ids
     found: dict[tuple[str, str], Tensor] = {}
     for (name, device), by in asked.items():
         (ids, *others) = by.values()
