@@ -54,6 +54,15 @@ def branches(steps: int) -> list[Tensor]:
     return [x]
 
 
+def read_by_all(steps: int) -> list[Tensor]:
+    """One input that every step reads, as a mask is."""
+    u, x = weight("u", (WIDTH, WIDTH)), input("x", (1, WIDTH))
+    h = input("h", (1, WIDTH))
+    for _ in range(steps):
+        h = ops.tanh(ops.mul_mat(u, h)) + x
+    return [h]
+
+
 Case = tuple[Callable[[int], list[Tensor]], Sequence[DeviceSpec], Options]
 CASES: dict[str, Case] = {
     "a recurrence": (recurrence, (ONE,), Options()),
@@ -61,6 +70,7 @@ CASES: dict[str, Case] = {
     "results in place": (in_place, (ONE,), Options()),
     "a state overwritten": (overwritten, (ONE,), Options()),
     "branches on four streams": (branches, (FOUR,), Options(streams=4)),
+    "one input read by all, on two devices": (read_by_all, TWO, Options()),
     "branches on two devices": (branches, TWO, Options(pins=("sigmoid.*=e",))),
 }
 

@@ -1,6 +1,8 @@
 """Where ops run: drawn by what they read, then by their neighbours."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from math import prod
 
 from ggraph.device import DeviceSpec
@@ -122,36 +124,63 @@ def improve(work: Work) -> None:
         for t in work.graph.nodes
         if work.of[t.name].cause.startswith(("expansion", "fallback")) and t.overwritten is None
     ]
+    asked = _Asked(work)
     for t in (*loose, *reversed(loose)):
         here = work.of[t.name].device
-        costs = {d.name: _crossing(work, t, d.name) for d in work.devices if work.able(d, t)}
+        costs = {d.name: asked.crossing(t, d.name) for d in work.devices if work.able(d, t)}
         best = min(costs, key=lambda d: costs[d], default=here)
         if costs and costs[best] < costs[here]:
             saved = costs[here] - costs[best]
+            asked.count(t, -1)
             work.put(t, best, f"upgrade from {here}: {saved} fewer bytes cross")
+            asked.count(t, 1)
 
 
-def _crossing(work: Work, t: Tensor, device: str) -> int:
-    """Bytes copied because `t` runs on `device`: of its sources what no other reader there needs
-    anyway, and of the result what is read elsewhere, once per device."""
-    nbytes = 0
-    for root in {s.root.name: s.root for s in t.sources}.values():
-        if work.at(root) != device:
-            there = [r for r in work.readers[root.name] if r is not t and work.at(r) == device]
-            nbytes += _brought(root, [*there, t]) - _brought(root, there)
-    readers: dict[str | None, list[Tensor]] = {}
-    for r in work.readers[t.name]:
-        readers.setdefault(work.at(r), []).append(r)
-    return nbytes + sum(_brought(t, there) for at, there in readers.items() if at != device)
+class _Asked:
+    """What the ops on a device read of a root, and how many of them: counted, so that one op of
+    many that read the same is not held against all others."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._of: defaultdict[tuple[str, str], Counter[Tensor]] = defaultdict(Counter)
+        for t in work.graph.nodes:
+            self.count(t, 1)
+
+    def count(self, t: Tensor, by: int) -> None:
+        """Add an op where it is, or take it away."""
+        for root, asked in _asks(t).items():
+            counts = self._of[root.name, self.work.of[t.name].device]
+            for s in asked:
+                counts[s] += by
+                if not counts[s]:
+                    del counts[s]
+
+    def crossing(self, t: Tensor, device: str) -> int:
+        """Bytes copied because `t` runs on `device`: of its sources what no other reader there
+        needs anyway, and of the result what is read elsewhere, once per device."""
+        work, nbytes = self.work, 0
+        is_here = work.of[t.name].device == device
+        for root, own in _asks(t).items():
+            if work.at(root) != device:
+                there = self._of[root.name, device]
+                others = {s for s, n in there.items() if n > (is_here and s in own)}
+                nbytes += _brought(others | own) - _brought(others)
+        elsewhere = (d.name for d in work.devices if d.name != device)
+        return nbytes + sum(_brought(self._of[t.name, d].keys()) for d in elsewhere)
 
 
-def _brought(root: Tensor, readers: list[Tensor]) -> int:
-    """Bytes of the copies of `root` that `split` makes for readers on another device: windows on
-    what is copied anyway cost nothing."""
-    asked: dict[str, Tensor] = {}
-    for s in [s for r in readers for s in r.sources if s.root.name == root.name]:
-        asked |= {s.name: s, _copied(s).name: _copied(s)}
-    return sum(s.nbytes for s in asked.values() if not any(v.name in asked for v in _above(s)))
+def _asks(t: Tensor) -> dict[Tensor, set[Tensor]]:
+    """By root, what an op reads, and what a copy of it would bring."""
+    found: dict[Tensor, set[Tensor]] = {}
+    for s in t.sources:
+        found.setdefault(s.root, set()).update((s, _copied(s)))
+    return found
+
+
+def _brought(asked: AbstractSet[Tensor]) -> int:
+    """Bytes of the copies that `split` makes for readers on another device, of all that they ask
+    of one root: windows on what is copied anyway cost nothing."""
+    return sum(s.nbytes for s in asked if not any(v in asked for v in _above(s)))
 
 
 def _above(s: Tensor) -> Iterator[Tensor]:
