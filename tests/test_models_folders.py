@@ -220,7 +220,7 @@ def test_every_family_says_what_its_unit_may_be_called() -> None:
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 PARTLY = (  # heads may turn so, or never do
-    "tiny/deepseek_v2", "tiny/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
+    "tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
     "tiny2/glm4_moe_lite",
     "tiny2/nemotron_h",
     "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
@@ -260,10 +260,10 @@ PARTLY = (  # heads may turn so, or never do
         *((n, {"logit_scale": odd}) for n in ("tiny/cohere", "tiny/cohere2") for odd in (0.0, -1)),
         *((n, {"tie_word_embeddings": False}) for n in ("tiny/cohere", "tiny/cohere2")),
         ("tiny/cohere2", {"attention_bias": True}),
-        ("tiny/deepseek_v2", {"topk_method": "group_limited_greedy"}),
-        ("tiny/deepseek_v2", {"norm_topk_prob": True}),
-        *(("tiny/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
-        ("tiny/deepseek_v3", {"rope_interleave": False}),
+        ("tiny2/deepseek_v2", {"topk_method": "group_limited_greedy"}),
+        ("tiny2/deepseek_v2", {"norm_topk_prob": True}),
+        *(("tiny2/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
+        ("tiny2/deepseek_v3", {"rope_interleave": False}),
         *(("tiny2/qwen2_moe", {"mlp_only_layers": odd}) for odd in (3, [1.5], ["1"])),
         *(("tiny2/qwen2_moe", {"decoder_sparse_step": odd}) for odd in (0, -1)),
         *((n, {"linear_value_head_dim": 32})
@@ -582,10 +582,10 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny/cohere", 32, 8192, {}),
     ("tiny/cohere2", 32, 8192, {}),
     ("tiny/gemma", 16, 8192, {"head_dim": 256}),
-    ("tiny/deepseek_v2", None, 2048, {
+    ("tiny2/deepseek_v2", None, 2048, {
         "moe_intermediate_size": 1407, "n_shared_experts": 2, "first_k_dense_replace": 0,
         **LATENT}),
-    ("tiny/deepseek_v3", None, 4096, {
+    ("tiny2/deepseek_v3", None, 4096, {
         "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, **LATENT}),
     ("tiny2/phi3", 32, 4096, {}),

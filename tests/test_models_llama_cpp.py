@@ -56,7 +56,7 @@ GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen2_5_vl",
     "tiny/qwen3_qknorm", "tiny/qwen3_moe", "tiny/qwen3_vl", "tiny/qwen3_vl_moe", "tiny/arcee",
-    "tiny/cohere", "tiny/cohere2", "tiny/gemma", "tiny/deepseek_v2", "tiny/deepseek_v3",
+    "tiny/cohere", "tiny/cohere2", "tiny/gemma", "tiny2/deepseek_v2", "tiny2/deepseek_v3",
     "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4", "tiny2/falcon_h1", "tiny2/gemma2",
     "tiny2/gemma3_text", "tiny2/gemma4_k_eq_v", "tiny2/gemma4_moe", "tiny2/gemma4_text",
     "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss",

@@ -557,7 +557,7 @@ def test_experts_by_groups_are_refused(tmp_path: Path) -> None:
         open_model(path)
 
 
-DEEPSEEK = "tiny/deepseek_v2"
+DEEPSEEK = "tiny2/deepseek_v2"
 
 
 def older_deepseek(hf: Path, out: Path, mscale: float, metadata: Mapping[str, Any]) -> Path:
