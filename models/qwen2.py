@@ -5,7 +5,7 @@ Sources: Qwen team 2024 (arXiv 2407.10671, 2409.12191); transformers `configurat
 `configuration_qwen2_vl`, `configuration_qwen2_5_vl`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,20 @@ WHOLE = 28  # layers that see everything before others slide, where the config d
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Which layers slide, where any does: those behind the first `max_window_layers`."""
+    return sliding(values, lambda i, whole: i >= whole)
+
+
+def sliding(values: Mapping[str, Any], slides: Callable[[int, int], bool]) -> Mapping[str, Any]:
+    """The kind of each layer, where any slides and none is told: by whether layer i `slides`, given
+    i and `max_window_layers`."""
     k = Keys(values, "config.json")
     if not k.flag("use_sliding_window"):
         return {**values, "sliding_window": None}
     if values.get("layer_types"):
         return values
-    layers = layer_range(k.integer("num_hidden_layers"))
-    whole = k.integer("max_window_layers", WHOLE)
-    kinds = ["full" if i < whole else "sliding" for i in layers]
-    return {**values, "layer_types": [f"{kind}_attention" for kind in kinds]}
+    most = k.integer("max_window_layers", WHOLE)
+    own = [slides(i, most) for i in layer_range(k.integer("num_hidden_layers"))]
+    return {**values, "layer_types": [f"{'sliding' if s else 'full'}_attention" for s in own]}
 
 
 QWEN2 = Architecture(

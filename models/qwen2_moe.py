@@ -13,8 +13,8 @@ from ggraph import Graph, ModelError, Tensor
 from . import blocks, qwen35
 from .architecture import SWIGLU, Architecture
 from .blocks import Step
-from .config import DecoderConfig, Keys, layer_range
-from .qwen2 import WHOLE
+from .config import DecoderConfig
+from .qwen2 import sliding
 
 
 def build(s: Step) -> Graph:
@@ -30,17 +30,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Which layers slide, where any does: every other one of the first `max_window_layers`."""
-    k = Keys(values, "config.json")
-    if not k.flag("use_sliding_window"):
-        return {**values, "sliding_window": None}
-    if values.get("layer_types"):
-        return values
-    layers = layer_range(k.integer("num_hidden_layers"))
-    last = k.integer("max_window_layers", WHOLE)
-    slides = [i < last and i % 2 == 0 for i in layers]
-    return {
-        **values, "layer_types": [f"{'sliding' if own else 'full'}_attention" for own in slides],
-    }  # fmt: skip
+    return sliding(values, lambda i, last: i < last and i % 2 == 0)
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

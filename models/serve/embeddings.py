@@ -8,7 +8,7 @@ import numpy as np
 from ggraph import Array, ModelError
 from ggraph.serving.text import Text
 
-from ..pooling import Pooling, pooling_of
+from ..pooling import Pooling
 from .engine import Service
 from .errors import Refused
 from .generation import Generation
@@ -32,10 +32,9 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
 
 
 def pooling_for(service: Service, asked: EmbeddingsRequest) -> Pooling:
-    """As asked for, or else as the model's files say, or else the mean, which libraries of
-    embeddings take then. Refused where the files say what is not made here."""
+    """As asked for, or else the model's. Refused where its files say what is not made here."""
     try:
-        return asked.pooling or pooling_of(service.m.model.checkpoint) or "mean"
+        return asked.pooling or service.pooling
     except ModelError as error:
         message = f"{error}; `pooling` in the request chooses another"
         raise Refused(message, param="pooling") from None

@@ -33,6 +33,7 @@ from ggraph.text.stream import THINK, THOUGHT, TextStream
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
+from ..pooling import Pooling, pooling_of
 from ..registry import Model
 from ..run.drafting import goes_on
 from ..run.load import Loaded
@@ -143,6 +144,12 @@ class Service:
     def context(self) -> int:
         """Tokens of one text."""
         return self.m.runner.context
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How a text's vector is made: as the model's files say, which are read once, or else the
+        mean, which libraries of embeddings take then. ModelError for what is not made here."""
+        return pooling_of(self.m.model.checkpoint) or "mean"
 
     @cached_property
     def grammars(self) -> Grammars:
