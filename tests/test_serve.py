@@ -72,6 +72,25 @@ def test_a_text_is_what_generate_says(server: Server, alone: Loaded) -> None:
     assert said(server, "abc", 24, temperature=0.9, top_p=0.8, seed=7) == sampled
 
 
+@pytest.mark.parametrize("url", ["completions", "chat/completions", "responses"])
+def test_a_line_of_a_stream_is_one_for_who_cuts_text_as_python_does(
+    server: Server, url: str
+) -> None:
+    """httpx's `iter_lines` ends lines at U+0085 and U+2028 too, which no event does."""
+    ends = "\x85\u2028\u2029"
+    bias = {str(byte): 100 for byte in ends.encode()}
+    given: dict[str, Any] = {"model": "m", "logit_bias": bias, "seed": 1, "stream": True}
+    asked = {
+        "completions": {"prompt": "a", "max_tokens": 120},
+        "chat/completions": {"messages": TALK, "max_tokens": 120},
+        "responses": {"input": "a", "max_output_tokens": 120},
+    }[url]
+    with WEB.stream("POST", f"{server.url}/v1/{url}", json={**given, **asked}) as reply:
+        lines = [line for line in reply.iter_lines() if line and line != "data: [DONE]"]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line[:6] != "event:"]
+    assert set(ends) & set(json.dumps(events, ensure_ascii=False)), "none was said"
+
+
 def test_many_clients_at_once_hear_what_each_would_alone(server: Server, alone: Loaded) -> None:
     prompts = [f"{'a shared beginning ' * 2}{i}" for i in range(12)]
     with ThreadPoolExecutor(12) as pool:

@@ -227,3 +227,13 @@ def test_options_of_replicas_without_ray_are_refused(tmp_path: Path, command: st
     for name, value in (("replicas", "2"), ("ray-address", "a:1"), ("replica-gpus", "1")):
         status, _, err = ggraph_here(command, *files, f"--{name}", value)
         assert status == 2 and f"--{name} is for --ray" in err, err
+
+
+def test_an_answer_is_one_line_for_who_cuts_text_as_python_does(tmp_path: Path) -> None:
+    """`str.splitlines` ends lines at U+0085, U+2028 and U+2029 as well."""
+    said, path = "a\x85b\u2028c\u2029\u00e9", tmp_path / "out.jsonl"
+    with Results.opened(path, [Line("1", "/v1/completions", b"{}")]) as results:
+        body = json.dumps({"text": said}, ensure_ascii=False).encode()
+        results.add(Line("1", "/v1/completions", b"{}"), 200, body, "r")
+    (line,) = path.read_text("utf-8").splitlines()
+    assert json.loads(line)["response"]["body"] == {"text": said} and "\u00e9" in line

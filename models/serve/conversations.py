@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from .errors import Refused
 from .items import CallItem, Item, MessageItem, ReferenceItem, ResultItem
 from .messages import CalledFunction, Message, ToolCall
-from .replies import JSON
+from .replies import one_line
 from .routing import kept_with
 from .schema import InputItemsQuery
 
@@ -32,7 +32,7 @@ class Kept:
     def of(response: dict[str, Any], messages: Sequence[Message]) -> "Kept":
         """Of these messages, the response's own the last."""
         said = _MESSAGES.dump_json(tuple(messages), exclude_none=True)
-        return Kept(JSON.encode(response).encode(), said)
+        return Kept(one_line(response), said)
 
     @property
     def messages(self) -> tuple[Message, ...]:

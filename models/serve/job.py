@@ -20,6 +20,7 @@ from ggraph import InputError
 from ggraph.errors import shown
 
 from .going_on import ANSWERS, Failed, GoingOn, Head
+from .replies import one_line
 
 URLS = (*ANSWERS, "/v1/embeddings")
 FIRST_WAIT, LONGEST_WAIT = (
@@ -121,7 +122,7 @@ class Results:
             "response": response,
             "error": None,
         }
-        rest = memoryview(json.dumps(whole, ensure_ascii=False).encode() + b"\n")
+        rest = memoryview(one_line(whole) + b"\n")
         while rest:
             rest = rest[os.write(self.file, rest) :]
         self.done.add(line.custom_id)

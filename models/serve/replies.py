@@ -1,6 +1,7 @@
 """Answers in OpenAI's forms: whole, and in pieces."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,19 @@ from ggraph.text.tokenizer import Tokenizer
 from .inbox import Ended
 from .voice import Chance, Said
 
-JSON = json.JSONEncoder(ensure_ascii=False)
+_JSON = json.JSONEncoder(ensure_ascii=False)
+_ENDS = re.compile("[\x85\u2028\u2029]")
+
+
+def one_line(data: Any) -> bytes:
+    """A value as JSON without what ends a line for anybody: many clients read lines as Python's
+    `str.splitlines` does, which ends them at more than events or JSON lines know of."""
+    text = _JSON.encode(data)
+    return (text if text.isascii() else _ENDS.sub(_escaped, text)).encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 @dataclass(eq=False)
@@ -109,7 +122,7 @@ class Dialect:
             chunk = event(self.envelope([self.piece(index, "", None)], chunk=True))
             before, _, behind = chunk.rpartition(b'""')  # the text is the last that a chunk holds
             around = self._around[index] = before, behind
-        return b"".join((around[0], JSON.encode(text).encode(), around[1]))
+        return b"".join((around[0], one_line(text), around[1]))
 
     @cached_property
     def _around(self) -> dict[int, tuple[bytes, bytes]]:
@@ -167,7 +180,7 @@ class Dialect:
 def event(data: dict[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {JSON.encode(data)}\n\n".encode()
+    return b"%sdata: %s\n\n" % (head.encode(), one_line(data))
 
 
 PING = b": still here\n\n"
