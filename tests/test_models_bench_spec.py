@@ -47,6 +47,13 @@ def test_prompts_come_from_every_group_alike() -> None:
     assert len(read_prompts(EVAL / "mt_bench.jsonl", 1000)) == 80
 
 
+def test_a_prompt_may_hold_what_ends_lines_elsewhere(tmp_path: Path) -> None:
+    said = "a\x85b\u2028c"
+    row = json.dumps({"category": "qa", "turns": [said]}, ensure_ascii=False)
+    (tmp_path / "own.jsonl").write_text(f"{row}\n", "utf-8")
+    assert [p.text for p in read_prompts(tmp_path / "own.jsonl", 3)] == [said]
+
+
 @pytest.mark.parametrize("text", ["", "not json\n", '{"category": "x"}\n', '{"turns": ["a"]}\n'])
 def test_bad_prompt_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.jsonl").write_text(text)

@@ -118,7 +118,7 @@ class Answer:
 def read_prompts(path: Path, limit: int) -> list[Prompt]:
     """Up to `limit` first turns, as many from each group as there are. InputError: a bad file."""
     try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
         found = [
             Prompt(str(r.get("question_id", i)), _group(r, path), str(r["category"]), _turn(r))
             for i, r in enumerate(rows)
