@@ -53,14 +53,15 @@ def plans_amid(
     return runner.session.plans_made - drafts.planned, engine.statistics.rounds
 
 
-# Half of all: every value of one meets every value of each other.
+# A part of all: every value of one meets every value of each other.
+KINDS, COUNTS = ("chain", "drawn", "tree"), (2, 40, 300)
 HALF = [(u, w, (w is None) == u) for u in (False, True) for w in (None, 64)]
+PART = [(KINDS[k], *half, COUNTS[(k + i) % 3]) for k in range(3) for i, half in enumerate(HALF)]
 
 
-@pytest.mark.parametrize(("unrolls", "window", "early"), HALF)
-@pytest.mark.parametrize("kind", ["chain", "drawn", "tree"])
+@pytest.mark.parametrize(("kind", "unrolls", "window", "early", "count"), PART)
 def test_a_round_behind_warm_plans_nothing(
-    kind: str, unrolls: bool, window: int | None, early: bool
+    kind: str, unrolls: bool, window: int | None, early: bool, count: int
 ) -> None:
     """Nor do later rounds, the last one of which has less room than the others."""
     shape = TreeShape(12, 3, 3) if kind == "tree" else None
@@ -68,18 +69,17 @@ def test_a_round_behind_warm_plans_nothing(
     target = open_model(TARGET)
     head = open_head(HEAD, target)
     assert isinstance(head, Head)
-    for count in (2, 40, 300):
-        session = open_session(threads=1)
-        runner = Runner(target, session, 600, taps=head.taps)
-        reads = DraftRunner(head, session, 600, target=runner)
-        reads.unrolls = unrolls
-        drafter = EagleDrafter(reads, tree=shape, law=law, window=window, prompt_window=window)
-        prompt = [5 + 7 * i % 200 for i in range(count)]
-        made, rounds = plans_amid(
-            head, prompt, drafter, runner, 4 if shape is None else 11, early=early
-        )
-        assert made == 0 and rounds > 3
-        session.close()
+    session = open_session(threads=1)
+    runner = Runner(target, session, 600, taps=head.taps)
+    reads = DraftRunner(head, session, 600, target=runner)
+    reads.unrolls = unrolls
+    drafter = EagleDrafter(reads, tree=shape, law=law, window=window, prompt_window=window)
+    prompt = [5 + 7 * i % 200 for i in range(count)]
+    made, rounds = plans_amid(
+        head, prompt, drafter, runner, 4 if shape is None else 11, early=early
+    )
+    assert made == 0 and rounds > 3
+    session.close()
 
 
 def test_rows_that_lie_apart_move_by_plans_that_are_there() -> None:
