@@ -1,6 +1,6 @@
 """`ggraph record` on a live ggml: `python scripts/record_live.py [VERSION]`.
 
-From nothing it takes 90 s of processor time, most of it for ggml's build, which is kept.
+From nothing it takes 50 s of processor time, most of it for ggml's build, which is kept.
 
 Fetches llama.cpp through pip (llama-cpp-python VERSION), builds its ggml and nothing else,
 compiles tests/record/touch.cpp and reach.cpp against it, and runs them under `record`, touch under
