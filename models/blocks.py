@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, weight
+from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
 from ggraph.decode.model import LOG, REPLAYED, StepShape
-from ggraph.formats.checkpoint import RawTensor
 
 from .config import SIGMOID, DecoderConfig, Rope
+from .groups import limited
 
 YARN = "rope_yarn.weight"  # made from the config, and in no file
 DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds (`lora`)
@@ -109,14 +109,6 @@ class Step:
     def has_sinks(self, i: int) -> bool:
         """Whether the heads of layer i have a score that takes part in the sum alone."""
         return self.has(f"blk.{i}.attn_sinks.weight")
-
-
-def own_or_borrowed(
-    t: Tensor, prefix: str, own: Mapping[str, RawTensor], borrowed: Mapping[str, RawTensor]
-) -> Array:
-    """Raw storage of a weight of a head: its `own` have the prefix, others are the target's."""
-    name = t.name.removeprefix(prefix)
-    return (own[name] if t.name.startswith(prefix) and name in own else borrowed[t.name]).data
 
 
 def embed(s: Step) -> Tensor:
@@ -313,8 +305,9 @@ def experts(
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
 
     Experts are as good as their soft_max chance or their sigmoid, and as `exp_probs_b` says beside
-    it, where the checkpoint has it: that chooses but does not weigh. Where a latent size is told,
-    experts take and make rows of that size, between two products.
+    it, where the checkpoint has it: that chooses but does not weigh. Groups are as good as their
+    best one, or, of sigmoids, their two best. Where a latent size is told, experts take and make
+    rows of that size, between two products.
     """
     c, blk = s.config, f"blk.{i}"
     n, f, u = c.num_experts, c.moe_intermediate_size, c.num_experts_per_tok
@@ -325,6 +318,7 @@ def experts(
     worth = chances = chance(logits, name=f"{blk}.moe_probs")
     if s.has(f"{blk}.exp_probs_b.bias"):
         worth = ops.add(chances, s.w(f"{blk}.exp_probs_b.bias", n))
+    worth = limited(worth, c.n_group, c.topk_group, c.best_of_group)
     chosen = ops.top_k(worth, u, name=f"{blk}.moe_ids")  # [T, U]
     factor, even = c.routed_scaling_factor, c.norm_topk_prob
     share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")

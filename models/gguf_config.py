@@ -75,10 +75,6 @@ def _dense(k: Keys, layers: int) -> tuple[bool, ...]:
 def _scalars(k: Keys) -> dict[str, Any]:
     """The plain numbers. What every row takes may be told as so many experts' width."""
     found = {s.name: scalar(k, s, s.gguf) for s in SCALARS if k.has(s.gguf)}
-    if k.integer("expert_group_count", 1) > 1:
-        raise ModelError(
-            "GGUF metadata: experts chosen by groups (expert_group_count) are not known"
-        )
     count = k.integer("expert_shared_count", 0)
     if count and "shared_intermediate_size" not in found:
         found["shared_intermediate_size"] = count * found.get("moe_intermediate_size", 0)

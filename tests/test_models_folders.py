@@ -238,8 +238,14 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/gemma3_text", {"attn_logit_softcapping": 0.5}),
         ("tiny2/gemma3_text", {"use_bidirectional_attention": True}),
         ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
-        ("tiny2/glm4_moe", {"n_group": 2}),
-        ("tiny2/glm4_moe_lite", {"n_group": 2}),
+        *((n, {"topk_group": kept, "n_group": groups})
+          for n in ("tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/glm4_moe",
+                    "tiny2/glm4_moe_lite", "tiny2/nemotron_h_moe")
+          for kept, groups in ((3, 2), (0, 2), (1, 3), (1, 16))),
+        *((n, {"topk_group": 8, "n_group": 8})  # which have no two best
+          for n in ("tiny2/deepseek_v3", "tiny2/glm4_moe")),
+        ("tiny2/deepseek_v2", {"topk_group": 1, "n_group": 8}),  # for two experts a row
+        ("tiny2/deepseek_v2", {"topk_method": "noaux_tc"}),
         ("tiny2/glm4_moe_lite", {"rope_interleave": False}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 5 + ["dense"]}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": 3}),
@@ -260,9 +266,8 @@ PARTLY = (  # heads may turn so, or never do
         *((n, {"logit_scale": odd}) for n in ("tiny/cohere", "tiny/cohere2") for odd in (0.0, -1)),
         *((n, {"tie_word_embeddings": False}) for n in ("tiny/cohere", "tiny/cohere2")),
         ("tiny/cohere2", {"attention_bias": True}),
-        ("tiny2/deepseek_v2", {"topk_method": "group_limited_greedy"}),
         ("tiny2/deepseek_v2", {"norm_topk_prob": True}),
-        *(("tiny2/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
+        *(("tiny2/deepseek_v2", {left: None}) for left in ("n_group", "topk_group")),
         ("tiny2/deepseek_v3", {"rope_interleave": False}),
         *(("tiny2/qwen2_moe", {"mlp_only_layers": odd}) for odd in (3, [1.5], ["1"])),
         *(("tiny2/qwen2_moe", {"decoder_sparse_step": odd}) for odd in (0, -1)),
@@ -280,7 +285,6 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron_h", {"layers_block_type": 3}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["mamba", "moe", "sliding_attention"]}),
-        ("tiny2/nemotron_h_moe", {"n_group": 2}),
     ],
 )  # fmt: skip
 def test_what_would_change_the_numbers_is_refused(
@@ -587,7 +591,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
         **LATENT}),
     ("tiny2/deepseek_v3", None, 4096, {
         "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5, "norm_topk_prob": True, **LATENT}),
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 8, **LATENT}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),
@@ -605,6 +609,8 @@ def test_sizes_that_are_left_out_are_those_of_the_class(
     values = json.loads((GOLDEN / name / "config.json").read_text())
     a = next(a for a in BUILT_IN if values["architectures"][0] in a.hf)
     values |= {"hidden_size": 64, "num_attention_heads": 32}
+    if "n_routed_experts" in values:  # enough for each size in turn
+        values |= {"n_routed_experts": 64}
     values.pop("linear_value_head_dim", None)  # which is that of keys
     meant = {"num_key_value_heads": kv, "max_position_embeddings": context, **others}
     for key, value in meant.items():

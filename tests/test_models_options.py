@@ -117,6 +117,14 @@ def some_dense(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+def all_below_zero(tensors: Held, rng: np.random.Generator) -> Held:
+    """Corrections so low that experts of other groups would win if they were worth 0."""
+    found = dict(tensors)
+    for name in [n for n in tensors if n.endswith("e_score_correction_bias")]:
+        found[name] = rng.uniform(-3, -1, len(tensors[name])).astype(np.float16)
+    return found
+
+
 GRANITE_SHARED = {
     "shared_intermediate_size": SHARED, "model_type": "granitemoeshared",
     "architectures": ["GraniteMoeSharedForCausalLM"],
@@ -129,6 +137,8 @@ GRANITE_4 = {
 FALCON_BIASES = dict.fromkeys(
     ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True
 )
+TWO = {"n_group": 2, "topk_group": 1}
+ONE = {"n_group": 1, "topk_group": 1}
 Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
 BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 CASES: dict[str, Case] = {
@@ -148,6 +158,12 @@ CASES: dict[str, Case] = {
     "qwen3_moe_dense": ("tiny/qwen3_moe", DENSE, some_dense),
     "ernie_biases": ("tiny2/ernie4_5_moe", {"use_bias": True}, biased_ernie),
     "falcon_biases": ("tiny2/falcon_h1", FALCON_BIASES, biased_falcon),
+    "deepseek_v2_greedy": ("tiny2/deepseek_v2", {"topk_method": "greedy"}, as_they_are),
+    "deepseek_v3_whole": ("tiny2/deepseek_v3", ONE, as_they_are),
+    "deepseek_v3_below_zero": ("tiny2/deepseek_v3", {}, all_below_zero),
+    "glm4_moe_groups": ("tiny2/glm4_moe", TWO, as_they_are),
+    "glm4_moe_lite_groups": ("tiny2/glm4_moe_lite", TWO, as_they_are),
+    "nemotron_groups": ("tiny2/nemotron_h_moe", {"n_group": 4, "topk_group": 2}, as_they_are),
     "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
