@@ -128,12 +128,13 @@ def norm(s: Step, x: Tensor, name: str, eps: float = 0.0) -> Tensor:
     return ops.mul(even, s.w(f"{name}.weight", x.shape[-1]), name=name)
 
 
-def layer_norm(s: Step, x: Tensor, name: str) -> Tensor:
-    """Mean 0 and variance 1 over the last axis, times `{name}.weight`, plus `{name}.bias`."""
+def layer_norm(s: Step, x: Tensor, name: str, *heads: int) -> Tensor:
+    """Mean 0 and variance 1 over the last axis, times `{name}.weight`, plus `{name}.bias` where
+    present; of x [T, heads, n] each head may have weights of its own."""
     n = x.shape[-1]
     even = ops.norm(x, eps=s.config.rms_norm_eps, name=f"{name}.norm")
-    grown = ops.mul(even, s.w(f"{name}.weight", n), name=f"{name}.scaled")
-    return ops.add(grown, s.w(f"{name}.bias", n), name=name)
+    y = ops.mul(even, s.w(f"{name}.weight", *heads, n), name=f"{name}.scaled")
+    return ops.add(y, s.w(f"{name}.bias", n), name=name) if s.has(f"{name}.bias") else y
 
 
 def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tensor:
@@ -188,7 +189,8 @@ def cached(s: Step, rows: Tensor, name: str) -> Tensor:
 def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -> Tensor:
     """`count` heads of the role "q", "k" or "v" in layer i for x [T, n]: [T, count, D].
 
-    `normed` puts an RMS norm before the rotation: over each "head" or over the whole "row".
+    `normed` puts an RMS norm before the rotation: over each "head" or over the whole "row"; or a
+    layer norm over each head, by weights of its own: "each".
     """
     c, blk = s.config, f"blk.{i}"
     rows, d = x.shape[0], c.head_dim_of(i)
@@ -196,6 +198,8 @@ def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -
     if normed == "row":
         y = norm(s, y, f"{blk}.attn_{role}_norm")
     y = y.reshape(rows, count, d)
+    if normed == "each":
+        return layer_norm(s, y, f"{blk}.attn_{role}_norm", count)
     return norm(s, y, f"{blk}.attn_{role}_norm") if normed == "head" else y
 
 

@@ -262,7 +262,6 @@ PARTLY = (  # heads may turn so, or never do
         *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
         ("tiny/gemma", {"tie_word_embeddings": False}),
         *(("tiny/gemma", {"hidden_act": unit}) for unit in ("relu", "silu", "quick_gelu")),
-        ("tiny/cohere", {"use_qk_norm": True}),
         *((n, {"logit_scale": odd}) for n in ("tiny/cohere", "tiny/cohere2") for odd in (0.0, -1)),
         *((n, {"tie_word_embeddings": False}) for n in ("tiny/cohere", "tiny/cohere2")),
         ("tiny/cohere2", {"attention_bias": True}),

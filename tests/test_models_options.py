@@ -125,6 +125,19 @@ def all_below_zero(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+HEAD = 16
+
+
+def each_head_normed(tensors: Held, rng: np.random.Generator) -> Held:
+    """Norms of q and k whose weights differ from head to head, as Command R+ has them."""
+    found = dict(tensors)
+    for name, t in tensors.items():
+        if name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
+            drawn = rng.normal(1, 0.5, (len(t) // HEAD, HEAD))
+            found[name.replace("_proj", "_norm")] = drawn.astype(np.float16)
+    return found
+
+
 GRANITE_SHARED = {
     "shared_intermediate_size": SHARED, "model_type": "granitemoeshared",
     "architectures": ["GraniteMoeSharedForCausalLM"],
@@ -158,6 +171,7 @@ CASES: dict[str, Case] = {
     "qwen3_moe_dense": ("tiny/qwen3_moe", DENSE, some_dense),
     "ernie_biases": ("tiny2/ernie4_5_moe", {"use_bias": True}, biased_ernie),
     "falcon_biases": ("tiny2/falcon_h1", FALCON_BIASES, biased_falcon),
+    "cohere_norms": ("tiny/cohere", {"use_qk_norm": True}, each_head_normed),
     "deepseek_v2_greedy": ("tiny2/deepseek_v2", {"topk_method": "greedy"}, as_they_are),
     "deepseek_v3_whole": ("tiny2/deepseek_v3", ONE, as_they_are),
     "deepseek_v3_below_zero": ("tiny2/deepseek_v3", {}, all_below_zero),
