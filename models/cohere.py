@@ -80,13 +80,17 @@ def read_r7b(k: Keys, layers: int) -> Mapping[str, Any]:
     return read(k, layers)
 
 
-def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """The epsilon under the name that layer norms have, and the factor of the logits."""
-    epsilon = {"attention.layer_norm_rms_epsilon": None}
+def epsilon(c: DecoderConfig) -> Mapping[str, Any]:
+    """The epsilon under the name that layer norms have."""
     return {
-        **epsilon, "attention.layer_norm_epsilon": float(c.rms_norm_eps),
-        SCALE: 1 / c.logits_scaling,
-    }  # fmt: skip
+        "attention.layer_norm_rms_epsilon": None,
+        "attention.layer_norm_epsilon": float(c.rms_norm_eps),
+    }
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """That, and the factor of the logits."""
+    return {**epsilon(c), SCALE: 1 / c.logits_scaling}
 
 
 def keys_r7b(c: DecoderConfig) -> Mapping[str, Any]:

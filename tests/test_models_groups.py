@@ -11,6 +11,7 @@ from test_models_unsaid import changed
 from ggraph import Graph, ModelError, input
 from ggraph.ops.evaluate import evaluate
 from models.deepseek2 import DEEPSEEK_V3
+from models.gguf_config import to_gguf
 from models.groups import limited
 from models.registry import config_from_hf, open_model
 
@@ -50,3 +51,14 @@ def test_a_file_that_tells_of_groups_tells_how_many_are_chosen(tmp_path: Path) -
     path = changed("tiny2/deepseek_v3", tmp_path / "m.gguf", keys)
     with pytest.raises(ModelError, match=r"topk_group = 0 of n_group = 2"):
         open_model(path)
+
+
+@pytest.mark.parametrize("name", ["tiny2/nemotron_h", "tiny2/glm4_moe"])
+def test_a_file_tells_of_groups_where_there_are_some(name: str) -> None:
+    """Folders tell of one group, even of no experts, and llama.cpp ends where it reads of that."""
+    c = open_model(GOLDEN / name).config
+    assert not [key for key in to_gguf(c, c.architecture) if "expert_group" in key]
+    grouped = to_gguf(open_model(GOLDEN / "tiny2" / "deepseek_v3").config, "deepseek2")
+    told = {key: v for key, v in grouped.items() if "expert_group" in key}
+    lead = "deepseek2.expert_group"
+    assert told == {f"{lead}_count": 2, f"{lead}_used_count": 1}
