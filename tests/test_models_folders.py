@@ -13,7 +13,10 @@ from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_unsaid import FULL, QWEN, folder
 
 from ggraph.errors import FormatError, ModelError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
+from models.apertus import ROPE
 from models.falcon_h1 import FALCON_H1
 from models.gemma3 import GEMMA3
 from models.gpt2 import GPT2
@@ -185,6 +188,33 @@ def test_minimax_m2_as_it_was_released(tmp_path: Path) -> None:
     assert whole.config.rope.n_rot == 16
 
 
+def test_apertus_has_the_numbers_of_its_unit(tmp_path: Path) -> None:
+    """Each layer its own, as tensors of a folder and as keys of a GGUF file, without its name."""
+    hf, path = folder("tiny2/apertus", tmp_path / "hf", {}), tmp_path / "m.gguf"
+    model_to_gguf(open_model(hf), path, "f32")
+    c = open_checkpoint(path)
+    for value, words in ((None, "xIELU"), (np.nan, "xIELU"), ([0.5] * 3, "3 layers: has 4")):
+        told = {**c.metadata, "xielu.beta": value}
+        kept = {k: v for k, v in told.items() if v is not None}
+        write_gguf(tmp_path / "odd.gguf", kept, list(c.tensors.values()))
+        with pytest.raises(ModelError, match=words):
+            open_model(tmp_path / "odd.gguf")
+    once = {**c.metadata, "xielu.beta": 0.5, "xielu.eps": c.metadata["xielu.eps"][0]}
+    write_gguf(tmp_path / "once.gguf", once, list(c.tensors.values()))
+    assert error(tmp_path / "once.gguf", "tiny2/apertus") < TOLERANCE
+    tensors = load_file(hf / "model.safetensors")
+    del tensors["model.layers.2.mlp.act_fn.alpha_p"]
+    save_file(tensors, hf / "model.safetensors")
+    with pytest.raises(ModelError, match="xIELU"):
+        open_model(hf)
+
+
+def test_apertus_turns_as_its_class_where_nothing_is_told(tmp_path: Path) -> None:
+    c = open_model(folder("tiny2/apertus", tmp_path / "hf", {"rope_parameters": None})).config
+    told = open_model(folder("tiny2/apertus", tmp_path / "told", {"rope_parameters": ROPE})).config
+    assert c.rope == told.rope and c.rope.freq_base == 12e6 and c.rope.freq_factors
+
+
 def test_command_r_as_it_was_released(tmp_path: Path) -> None:
     """Its context under another name, and an older one's window, which it has not."""
     told = {"model_max_length": 131072, "max_position_embeddings": 8192, "sliding_window": 8}
@@ -267,7 +297,8 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny2/olmoe", {"clip_qkv": 8.0}),
-        ("tiny2/dots1", {"attention_bias": True}),
+        ("tiny2/apertus", {"hidden_act": "silu"}),
+        *((n, {"attention_bias": True}) for n in ("tiny2/apertus", "tiny2/dots1")),
         ("tiny2/minimax_m2", {"scoring_func": "softmax"}),
         ("tiny2/nemotron", {"hidden_act": "silu"}),
         *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
@@ -605,6 +636,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/deepseek_v3", None, 4096, {
         "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 8, **LATENT}),
+    ("tiny2/apertus", None, 65536, {}),
     ("tiny2/dots1", 32, 2048, {"moe_intermediate_size": 1408}),
     ("tiny2/minimax_m2", 8, 196608, {"head_dim": 128, "intermediate_size": 1536}),
     ("tiny2/nemotron", None, 4096, {}),
