@@ -47,6 +47,7 @@ NEXT_NAMES = {
 TOP_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.norm.bias": "output_norm.bias",
     "lm_head.weight": "output.weight",
 }
 
@@ -113,6 +114,10 @@ class Architecture:
     """Changes them back again."""
     keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
     """Keys of a GGUF file beyond the usual; a value of None is not told."""
+    bare: tuple[str, ...] = ()
+    """Those of them that stand there without its name."""
+    learn: Callable[[Tensors, DecoderConfig], DecoderConfig] = lambda tensors, config: config
+    """What the tensors of a Hugging Face folder, under GGUF names, tell of the config."""
     read: Callable[[Keys, int], Mapping[str, Any]] = lambda keys, layers: {}
     """What those keys say of the config, of so many layers."""
     layer: Callable[[Step, Tensor, int], Tensor] | None = None

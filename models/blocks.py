@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, weight
+from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
 from ggraph.decode.model import LOG, REPLAYED, StepShape
-from ggraph.formats.checkpoint import RawTensor
 
 from .config import SIGMOID, DecoderConfig, Rope
+from .groups import limited
 
 YARN = "rope_yarn.weight"  # made from the config, and in no file
 DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds (`lora`)
@@ -111,14 +111,6 @@ class Step:
         return self.has(f"blk.{i}.attn_sinks.weight")
 
 
-def own_or_borrowed(
-    t: Tensor, prefix: str, own: Mapping[str, RawTensor], borrowed: Mapping[str, RawTensor]
-) -> Array:
-    """Raw storage of a weight of a head: its `own` have the prefix, others are the target's."""
-    name = t.name.removeprefix(prefix)
-    return (own[name] if t.name.startswith(prefix) and name in own else borrowed[t.name]).data
-
-
 def embed(s: Step) -> Tensor:
     """Rows of the embedding table for the step's tokens, times its factor: [T, E]."""
     table = s.w("token_embd.weight", s.config.vocab_size, s.config.hidden_size)
@@ -136,12 +128,13 @@ def norm(s: Step, x: Tensor, name: str, eps: float = 0.0) -> Tensor:
     return ops.mul(even, s.w(f"{name}.weight", x.shape[-1]), name=name)
 
 
-def layer_norm(s: Step, x: Tensor, name: str) -> Tensor:
-    """Mean 0 and variance 1 over the last axis, times `{name}.weight`, plus `{name}.bias`."""
+def layer_norm(s: Step, x: Tensor, name: str, *heads: int) -> Tensor:
+    """Mean 0 and variance 1 over the last axis, times `{name}.weight`, plus `{name}.bias` where
+    present; of x [T, heads, n] each head may have weights of its own."""
     n = x.shape[-1]
     even = ops.norm(x, eps=s.config.rms_norm_eps, name=f"{name}.norm")
-    grown = ops.mul(even, s.w(f"{name}.weight", n), name=f"{name}.scaled")
-    return ops.add(grown, s.w(f"{name}.bias", n), name=name)
+    y = ops.mul(even, s.w(f"{name}.weight", *heads, n), name=f"{name}.scaled")
+    return ops.add(y, s.w(f"{name}.bias", n), name=name) if s.has(f"{name}.bias") else y
 
 
 def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tensor:
@@ -196,7 +189,8 @@ def cached(s: Step, rows: Tensor, name: str) -> Tensor:
 def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -> Tensor:
     """`count` heads of the role "q", "k" or "v" in layer i for x [T, n]: [T, count, D].
 
-    `normed` puts an RMS norm before the rotation: over each "head" or over the whole "row".
+    `normed` puts an RMS norm before the rotation: over each "head" or over the whole "row"; or a
+    layer norm over each head, by weights of its own: "each".
     """
     c, blk = s.config, f"blk.{i}"
     rows, d = x.shape[0], c.head_dim_of(i)
@@ -204,6 +198,8 @@ def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -
     if normed == "row":
         y = norm(s, y, f"{blk}.attn_{role}_norm")
     y = y.reshape(rows, count, d)
+    if normed == "each":
+        return layer_norm(s, y, f"{blk}.attn_{role}_norm", count)
     return norm(s, y, f"{blk}.attn_{role}_norm") if normed == "head" else y
 
 
@@ -313,8 +309,9 @@ def experts(
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
 
     Experts are as good as their soft_max chance or their sigmoid, and as `exp_probs_b` says beside
-    it, where the checkpoint has it: that chooses but does not weigh. Where a latent size is told,
-    experts take and make rows of that size, between two products.
+    it, where the checkpoint has it: that chooses but does not weigh. Groups are as good as their
+    best one, or, of sigmoids, their two best. Where a latent size is told, experts take and make
+    rows of that size, between two products.
     """
     c, blk = s.config, f"blk.{i}"
     n, f, u = c.num_experts, c.moe_intermediate_size, c.num_experts_per_tok
@@ -325,6 +322,7 @@ def experts(
     worth = chances = chance(logits, name=f"{blk}.moe_probs")
     if s.has(f"{blk}.exp_probs_b.bias"):
         worth = ops.add(chances, s.w(f"{blk}.exp_probs_b.bias", n))
+    worth = limited(worth, c.n_group, c.topk_group, c.best_of_group)
     chosen = ops.top_k(worth, u, name=f"{blk}.moe_ids")  # [T, U]
     factor, even = c.routed_scaling_factor, c.norm_topk_prob
     share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")

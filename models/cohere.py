@@ -1,6 +1,6 @@
 """Cohere's Command R: attention and feed-forward side by side, both from one layer norm without a
-bias; neighbours turn in either file. In Command R7B (Cohere 2) three of four layers slide, and
-those alone turn.
+bias; neighbours turn in either file. Command R+ has such norms of each head of q and k, too. In
+Command R7B (Cohere 2) three of four layers slide, and those alone turn.
 
 Sources: Cohere 2024, the releases of Command R and R7B; transformers `modeling_cohere`,
 `modeling_cohere2`; llama.cpp's `command-r.cpp`, `cohere2.cpp`.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, ops
+from ggraph import Graph, ModelError, Tensor
 
 from . import blocks
 from .architecture import SWIGLU, Architecture, pairing_neighbours
@@ -25,20 +25,14 @@ SCALE, WINDOW = "logit_scale", "attention.sliding_window"
 
 def build(s: Step) -> Graph:
     """The step graph of a Command R checkpoint."""
-    return blocks.stacked(s, layer, norm)
+    return blocks.stacked(s, layer, blocks.layer_norm)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
-    normed = norm(s, x, f"blk.{i}.attn_norm")
-    mixed = blocks.attention(s, normed, i)
+    normed, each = blocks.layer_norm(s, x, f"blk.{i}.attn_norm"), f"blk.{i}.attn_q_norm.weight"
+    mixed = blocks.attention(s, normed, i, qk_norm="each" if s.has(each) else "")
     return s.asked(x, i) + mixed + blocks.swiglu(s, s.asked(normed, i), i)
-
-
-def norm(s: Step, x: Tensor, name: str) -> Tensor:
-    """Mean 0 and variance 1 over the last axis, times `{name}.weight`: [T, E] -> [T, E]."""
-    even = ops.norm(x, eps=s.config.rms_norm_eps, name=f"{name}.norm")
-    return ops.mul(even, s.w(f"{name}.weight", x.shape[-1]), name=name)
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,13 +80,17 @@ def read_r7b(k: Keys, layers: int) -> Mapping[str, Any]:
     return read(k, layers)
 
 
-def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """The epsilon under the name that layer norms have, and the factor of the logits."""
-    epsilon = {"attention.layer_norm_rms_epsilon": None}
+def epsilon(c: DecoderConfig) -> Mapping[str, Any]:
+    """The epsilon under the name that layer norms have."""
     return {
-        **epsilon, "attention.layer_norm_epsilon": float(c.rms_norm_eps),
-        SCALE: 1 / c.logits_scaling,
-    }  # fmt: skip
+        "attention.layer_norm_rms_epsilon": None,
+        "attention.layer_norm_epsilon": float(c.rms_norm_eps),
+    }
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """That, and the factor of the logits."""
+    return {**epsilon(c), SCALE: 1 / c.logits_scaling}
 
 
 def keys_r7b(c: DecoderConfig) -> Mapping[str, Any]:
@@ -104,7 +102,7 @@ def keys_r7b(c: DecoderConfig) -> Mapping[str, Any]:
 
 FIXED = {**SWIGLU, "attention_bias": (False,), "tie_word_embeddings": (True,)}
 COMMAND_R = Architecture(
-    "command-r", build, ("CohereForCausalLM",), "normal", fixed={**FIXED, "use_qk_norm": (False,)},
+    "command-r", build, ("CohereForCausalLM",), "normal", fixed=FIXED,
     translate=translate_r, complete=pairing_neighbours, read=read, keys=keys,
     hf_defaults={
         "layer_norm_eps": 1e-5, SCALE: 0.0625, "rope_theta": 500000.0,

@@ -113,6 +113,8 @@ class DecoderConfig:
     # experts beyond Qwen3's
     expert_gating_func: int = 0  # SOFT_MAX if not told
     routed_scaling_factor: float = 1.0
+    n_group: int = 0  # of neighbours among the experts, of which those of topk_group can be chosen
+    topk_group: int = 0
     dense_layers: tuple[bool, ...] = ()  # layers without experts; empty: none
     shared_intermediate_size: int = 0  # of the feed-forward that every row takes
     # factors and bounds of what flows through the layers; 0: none
@@ -165,12 +167,30 @@ class DecoderConfig:
                 )
         if self.expert_gating_func > SIGMOID:
             raise ModelError(f"{self.architecture}: expert_gating_func = {self.expert_gating_func}")
+        self._check_groups()
         if not self.logits_scaling > 0:
             raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
         if not 0 <= self.latent_norm_eps < 1:
             raise ModelError(f"{self.architecture}: latent_norm_eps = {self.latent_norm_eps}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
+
+    def _check_groups(self) -> None:
+        kept, groups, experts = self.topk_group, self.n_group, self.num_experts
+        if groups < 2 or not experts:
+            return
+        each = experts // groups
+        enough = 1 <= kept <= groups and self.num_experts_per_tok <= kept * each
+        if experts % groups or each < self.best_of_group or not enough:
+            raise ModelError(
+                f"{self.architecture}: of {experts} experts {self.num_experts_per_tok}, from "
+                f"topk_group = {kept} of n_group = {groups} groups"
+            )
+
+    @property
+    def best_of_group(self) -> int:
+        """How many of its best experts a group is as good as."""
+        return 2 if self.expert_gating_func == SIGMOID else 1
 
     def slides(self, layer: int) -> bool:
         """Whether this layer sees only the last `sliding_window` positions."""
@@ -263,6 +283,8 @@ SCALARS = (
     Scalar("moe_latent_size", ("moe_latent_size",), "moe_latent_size"),
     Scalar("expert_gating_func", ("expert_gating_func",), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
+    Scalar("n_group", ("n_group",), "expert_group_count"),
+    Scalar("topk_group", ("topk_group",), "expert_group_used_count"),
     Scalar(
         "num_nextn_predict_layers",
         ("num_nextn_predict_layers", "mtp_num_hidden_layers"),

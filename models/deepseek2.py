@@ -1,6 +1,6 @@
-"""DeepSeek-V2 and V3, as far as their experts are not chosen by groups (V2-Lite, Moonlight), and
-GLM-4.7-Flash: latent attention, experts, and one feed-forward for every row. The first's experts
-are chosen by their chances, the others' by sigmoids; GGUF files of all have one name.
+"""DeepSeek-V2 and V3 (also R1, Moonlight, Kimi K2) and GLM-4.7-Flash: latent attention, experts,
+perhaps by groups, and one feed-forward for every row. The first's experts are chosen by their
+chances, the others' by sigmoids; GGUF files of all have one name.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437); transformers
 `modeling_deepseek_v2`, `modeling_deepseek_v3`, `modeling_glm4_moe_lite`.
@@ -40,6 +40,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 EPSILON = 1e-6  # of latent norms in folders
 DENSE = "first_k_dense_replace"  # so many layers at the start
 GLM_TOKENS = 154880  # of GLM-4.7-Flash, whose older files do not tell of its sigmoids
+BY_GROUPS = "group_limited_greedy"
 YARN_LOG = "rope.scaling.yarn_log_multiplier"  # a tenth of what config.json has as mscale_all_dim
 
 
@@ -75,16 +76,12 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def by_chances(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same of DeepSeek-V2, whose experts are chosen by their chances."""
-    return {**translate(values), "expert_gating_func": SOFT_MAX}
-
-
-def ungrouped(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same of DeepSeek-V3. ModelError where it leaves out that there is one group of experts:
-    its class means several."""
-    if values.get("n_group") is None:
-        raise ModelError("config.json: n_group is missing: expected 1")
-    return translate(values)
+    """The same of DeepSeek-V2, whose experts are chosen by their chances, and by groups where its
+    method says so, whatever else is told of groups."""
+    found, k = {**translate(values), "expert_gating_func": SOFT_MAX}, Keys(values, "config.json")
+    if k.get("topk_method") != BY_GROUPS:
+        return {**found, "n_group": 0, "topk_group": 0}
+    return {**found, "n_group": k.integer("n_group"), "topk_group": k.integer("topk_group")}
 
 
 def dense_layers(k: Keys) -> int:
@@ -200,7 +197,7 @@ DEEPSEEK2 = Architecture(
         "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
         "v_head_dim": 256,
     },
-    fixed={"hidden_act": SWIGLU["hidden_act"], "n_group": (1,), "rope_interleave": (True,)},
+    fixed={"hidden_act": SWIGLU["hidden_act"], "rope_interleave": (True,)},
     translate=translate, complete=complete, load=load, store=store, keys=keys, read=read,
     layer=layer,
 )  # fmt: skip
@@ -212,7 +209,8 @@ DEEPSEEK_V2 = replace(
     DEEPSEEK2, name="deepseek_v2", written_as=DEEPSEEK2.name, hf=("DeepseekV2ForCausalLM",),
     translate=by_chances,
     fixed={
-        "hidden_act": SWIGLU["hidden_act"], "topk_method": ("greedy",), "norm_topk_prob": (False,),
+        "hidden_act": SWIGLU["hidden_act"], "topk_method": ("greedy", BY_GROUPS),
+        "norm_topk_prob": (False,),
     },
     hf_defaults={
         **SIZES, DENSE: 0, "n_shared_experts": 2, "moe_intermediate_size": 1407,
@@ -221,9 +219,9 @@ DEEPSEEK_V2 = replace(
 )  # fmt: skip
 DEEPSEEK_V3 = replace(
     DEEPSEEK2, name="deepseek_v3", written_as=DEEPSEEK2.name, hf=("DeepseekV3ForCausalLM",),
-    translate=ungrouped,
     hf_defaults={
-        **SIZES, DENSE: 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        **SIZES, DENSE: 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8,
+        "topk_group": 4,
         "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "max_position_embeddings": 4096,
     },
 )  # fmt: skip

@@ -28,6 +28,7 @@ from ggraph.formats.checkpoint import RawTensor
 from . import blocks, latent
 from .blocks import Step
 from .config import DecoderConfig
+from .heads.names import own_or_borrowed
 from .latent import Latent
 
 
@@ -101,7 +102,7 @@ class Head:
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the head, or one borrowed from the target."""
-        return blocks.own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
+        return own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 
 
 def build(head: Head, shape: DraftShape) -> Graph:

@@ -75,10 +75,6 @@ def _dense(k: Keys, layers: int) -> tuple[bool, ...]:
 def _scalars(k: Keys) -> dict[str, Any]:
     """The plain numbers. What every row takes may be told as so many experts' width."""
     found = {s.name: scalar(k, s, s.gguf) for s in SCALARS if k.has(s.gguf)}
-    if k.integer("expert_group_count", 1) > 1:
-        raise ModelError(
-            "GGUF metadata: experts chosen by groups (expert_group_count) are not known"
-        )
     count = k.integer("expert_shared_count", 0)
     if count and "shared_intermediate_size" not in found:
         found["shared_intermediate_size"] = count * found.get("moe_intermediate_size", 0)
@@ -265,9 +261,11 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
         **{f"{a}.{key}": value for key, value in _rope_keys(rope).items()},
         **{f"{a}.{key}": value for key, value in _window_keys(c).items()},
     }
+    whole = not c.num_experts or c.n_group < 2  # llama.cpp ends where groups have no experts
     for s in SCALARS:
         value = getattr(c, s.name)
-        if value != DecoderConfig.__dataclass_fields__[s.name].default:
+        untold = DecoderConfig.__dataclass_fields__[s.name].default
+        if value != untold and not (whole and s.name in ("n_group", "topk_group")):
             keys[f"{a}.{s.gguf}"] = value
     if not c.norm_topk_prob:
         keys[f"{a}.expert_weights_norm"] = False

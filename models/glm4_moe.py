@@ -57,7 +57,7 @@ GLM4_MOE = Architecture(
         "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     },
     gguf_defaults={"expert_weights_norm": False},
-    fixed={"hidden_act": SWIGLU["hidden_act"], "n_group": (1,)},
+    fixed={"hidden_act": SWIGLU["hidden_act"]},
     hf_defaults={
         "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts_per_tok": 8,
         "n_shared_experts": 1, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,

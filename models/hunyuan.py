@@ -44,13 +44,14 @@ def _turned(s: Step, x: Tensor, i: int, role: str, count: int) -> Tensor:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The base that `alpha` stretches, once for all lengths; released ones tell of one expert, and
-    mean none. ModelError for a base that would change with the length."""
+    """The base that `alpha` stretches, once for all lengths, where it is told: else such a rope is
+    like other families'. Released ones tell of one expert, and mean none."""
     k = Keys(values, "config.json")
     rope, dense = scaling_of(k), {**values, "num_experts": None}
-    if rope_kind(rope) != "dynamic":
+    alpha = rope.real("alpha", 0.0)
+    if rope_kind(rope) != "dynamic" or not alpha:
         return dense
-    alpha, base = rope.real("alpha", 0.0), rope.real("rope_theta", k.real("rope_theta", 10000.0))
+    base = rope.real("rope_theta", k.real("rope_theta", 10000.0))
     heads = max(k.integer("num_attention_heads"), 1)
     width = k.integer("head_dim", k.integer("hidden_size") // heads)
     if not 0 < alpha <= MOST_TURNS or width < 3:

@@ -149,7 +149,7 @@ NEMOTRON_H = Architecture(
         for name, inside in (("embeddings", "token_embd.weight"), ("norm_f", "output_norm.weight"))
     },
     fixed={
-        "mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish"), "n_group": (1,),
+        "mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish"),
         "time_step_limit": mamba2.UNLIMITED, "sliding_window": (),
     },
     hf_defaults={

@@ -21,9 +21,11 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from . import (
+    apertus,
     arcee,
     cohere,
     deepseek2,
+    dots1,
     ernie45,
     exaone4,
     falcon_h1,
@@ -39,7 +41,9 @@ from . import (
     hunyuan,
     lfm2,
     llama,
+    minimax_m2,
     ministral3,
+    nemotron,
     nemotron_h,
     olmo2,
     olmoe,
@@ -52,6 +56,7 @@ from . import (
     qwen35,
     seed_oss,
     smollm3,
+    stablelm,
 )
 from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors, halves
 from .blocks import YARN, Step
@@ -63,13 +68,14 @@ from .hf_config import check_fixed, from_hf
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen2.QWEN2_VL,
     qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE, qwen3_moe.QWEN3_VL_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, arcee.ARCEE, cohere.COMMAND_R,
-    cohere.COHERE2, deepseek2.DEEPSEEK2, deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3,
-    ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma.GEMMA,
-    gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2,
-    gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
-    lfm2.LFM2, lfm2.LFM2_MOE, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2,
-    olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3,
+    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, apertus.APERTUS, arcee.ARCEE,
+    cohere.COMMAND_R, cohere.COHERE2, deepseek2.DEEPSEEK2, deepseek2.DEEPSEEK_V2,
+    deepseek2.DEEPSEEK_V3, dots1.DOTS1, ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4,
+    falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4,
+    glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE,
+    granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2,
+    nemotron.NEMOTRON, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3,
+    olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -202,7 +208,8 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     if a is None:
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
-    told = {**unsaid, **checkpoint.metadata}
+    bare = {f"{a.name}.{k}": v for k, v in checkpoint.metadata.items() if k in a.bare}
+    told = {**unsaid, **checkpoint.metadata, **bare}
     config = from_gguf(told, a.name, a.rope_mode)
     scaling = told.get(f"{a.name}.rope.scaling.type")
     if scaling == "longrope" and LONG_FACTORS not in checkpoint.tensors:
@@ -224,7 +231,7 @@ def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors
         if "embed_tokens.weight" not in checkpoint.tensors:
             raise ModelError(said)
         warnings.warn(f"{said}: only its embeddings mean anything", FormatWarning, stacklevel=3)
-    config = _drafting(config, renamed)
+    config = _drafting(a.learn(renamed, config), renamed)
     return config, applied(a, a.loaded, applied(a, a.sanitize, renamed, config), config)
 
 

@@ -29,18 +29,22 @@ from ggraph.decode.model import StepShape
 from ggraph.dtype import DType
 from ggraph.tensor import Array, Kind
 
-from . import blocks
+from . import blocks, llama, qwen3
 from .blocks import Step, Stored
 from .config import DecoderConfig
-from .registry import Model
+from .registry import ARCHITECTURES, Model
 
 MOST_CHUNKS = 8
-QK_NORM = {
-    "llama": "", "mistral": "", "mixtral": "", "qwen2": "", "qwen3": "head", "qwen3moe": "head",
-}  # fmt: skip
-"""What can be cut, and how it normalises queries and keys (as `blocks.attention`)."""
-ROWS = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_gate_exps", "ffn_up_exps")
-COLUMNS = ("attn_output", "ffn_down", "ffn_down_exps")
+QK_NORM: Mapping[Callable[[Step], Graph], str] = {llama.build: "", qwen3.build: "head"}
+"""Graphs that can be cut, and how they normalise queries and keys (as `blocks.attention`)."""
+WIDE = tuple(f"ffn_{part}{end}" for part in ("gate", "up") for end in ("", "_exps", "_shexp"))
+ROWS = ("attn_q", "attn_k", "attn_v", *WIDE)
+COLUMNS = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+
+
+def qk_norm_of(architecture: str) -> str | None:
+    """How the graph of an architecture normalises queries and keys, None where it cannot be cut."""
+    return QK_NORM.get(ARCHITECTURES[architecture].build)
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,9 @@ class Sharding:
 
     def __post_init__(self) -> None:
         c, n = self.config, self.chunks
-        if c.architecture not in QK_NORM:
-            raise ModelError(f"{c.architecture} cannot be cut; known: {', '.join(QK_NORM)}")
+        if qk_norm_of(c.architecture) is None:
+            known = ", ".join(name for name in ARCHITECTURES if qk_norm_of(name) is not None)
+            raise ModelError(f"{c.architecture} cannot be cut; known: {known}")
         if not self.devices or n % len(self.devices) or n & (n - 1):
             raise ModelError(
                 f"of {c.num_attention_heads} heads {n} chunks, a power of two, on "
@@ -153,10 +158,14 @@ class Sharding:
             num_key_value_heads=max(1, c.num_key_value_heads // n),
             intermediate_size=c.intermediate_size // n,
             moe_intermediate_size=c.moe_intermediate_size // n,
+            shared_intermediate_size=c.shared_intermediate_size // n,
         )
 
     def _catalogue(self, chunk: int) -> dict[str, Cut]:
-        return {n: cut(self.config, t, n, chunk, self.chunks) for n, t in self.catalogue.items()}
+        """What a chunk has. Biases of matrices that are cut by columns are added once."""
+        once = tuple(f".{role}.bias" for role in COLUMNS)
+        held = {n: t for n, t in self.catalogue.items() if not chunk or not n.endswith(once)}
+        return {n: cut(self.config, t, n, chunk, self.chunks) for n, t in held.items()}
 
     def _half(
         self,
@@ -189,7 +198,7 @@ class Sharding:
         return found
 
     def _attention(self, s: Step, x: Tensor, i: int) -> Tensor:
-        return blocks.attention(s, x, i, qk_norm=QK_NORM[self.config.architecture])
+        return blocks.attention(s, x, i, qk_norm=qk_norm_of(self.config.architecture) or "")
 
     def _head(self, own: Sequence[Step], parts: Sequence[Step], xs: Sequence[Tensor]) -> Graph:
         """Logits, a part of the vocabulary from each chunk, side by side on the first device."""
@@ -206,6 +215,9 @@ class Sharding:
                     found.append(ops.mul_mat(w, final, name="logits"))
         with scope("d0"):
             logits = ops.concat(found, name="logits.all")  # [M, V]
+            if own[0].has("output.bias"):
+                logits = logits + own[0].w("output.bias", self.config.vocab_size)
+            logits = blocks.capped(own[0], logits)
         return Graph.of({"logits": logits}, name=f"{self.config.architecture} step, cut")
 
 

@@ -28,7 +28,7 @@ from ggraph.order import critical_path
 from ggraph.pipeline import Options, make_plan
 from ggraph.plan import Do
 from models.config import DecoderConfig, Rope
-from models.sharded import QK_NORM, Sharding
+from models.sharded import Sharding, qk_norm_of
 
 MEMORY, LINK, PCIE, FLOPS = 3.35e12, 450e9, 55e9, 400e12  # H100 SXM: bytes/s, bytes/s, flop/s
 LAUNCH = 1.5e-6  # a node of a CUDA graph
@@ -87,7 +87,7 @@ def model(s: Size, layers: int, dtype: dtypes.DType) -> tuple[DecoderConfig, dic
         blk = f"blk.{i}"
         for role, count in (("q", s.heads), ("k", s.keys), ("v", s.keys)):
             add(f"{blk}.attn_{role}.weight", count * d, s.hidden)
-            if QK_NORM[s.kind] and role != "v":
+            if qk_norm_of(s.kind) and role != "v":
                 add(f"{blk}.attn_{role}_norm.weight", d)
         add(f"{blk}.attn_output.weight", s.hidden, s.heads * d)
         add(f"{blk}.attn_norm.weight", s.hidden)

@@ -13,7 +13,10 @@ from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_unsaid import FULL, QWEN, folder
 
 from ggraph.errors import FormatError, ModelError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
+from models.apertus import ROPE
 from models.falcon_h1 import FALCON_H1
 from models.gemma3 import GEMMA3
 from models.gpt2 import GPT2
@@ -22,9 +25,9 @@ from models.registry import BUILT_IN, config_from_hf, open_model
 from models.run.convert import model_to_gguf
 
 MIXTURES = (
-    "tiny/qwen3_moe", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
-    "tiny2/lfm2_moe", "tiny2/mixtral", "tiny2/olmoe", "tiny2/qwen2_moe", "tiny2/qwen3_5_moe",
-    "tiny2/qwen3_next",
+    "tiny/qwen3_moe", "tiny2/dots1", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
+    "tiny2/lfm2_moe", "tiny2/minimax_m2", "tiny2/mixtral", "tiny2/olmoe", "tiny2/qwen2_moe",
+    "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -170,10 +173,46 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
     older = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": rope}
     hf = folder("tiny2/hunyuan_v1_dense", tmp_path / "hf", {**older, "num_experts": 1})
     assert error(hf, "tiny2/hunyuan_v1_dense") < TOLERANCE
-    for i, alpha in enumerate((None, 0.0, -1.0, 1e308)):
+    for i, alpha in enumerate((-1.0, 1e308)):
         odd = {**older, "rope_scaling": {k: v for k, v in {**rope, "alpha": alpha}.items() if v}}
         with pytest.raises(ModelError, match="dynamic rope with alpha"):
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
+
+
+def test_minimax_m2_as_it_was_released(tmp_path: Path) -> None:
+    """The share of a head that turns is told as so many features."""
+    told = {"rope_parameters": None, "rope_theta": 10000.0, "rotary_dim": 8}
+    hf = folder("tiny2/minimax_m2", tmp_path / "hf", told)
+    assert error(hf, "tiny2/minimax_m2") < TOLERANCE
+    whole = open_model(folder("tiny2/minimax_m2", tmp_path / "whole", {**told, "rotary_dim": 16}))
+    assert whole.config.rope.n_rot == 16
+
+
+def test_apertus_has_the_numbers_of_its_unit(tmp_path: Path) -> None:
+    """Each layer its own, as tensors of a folder and as keys of a GGUF file, without its name."""
+    hf, path = folder("tiny2/apertus", tmp_path / "hf", {}), tmp_path / "m.gguf"
+    model_to_gguf(open_model(hf), path, "f32")
+    c = open_checkpoint(path)
+    for value, words in ((None, "xIELU"), (np.nan, "xIELU"), ([0.5] * 3, "3 layers: has 4")):
+        told = {**c.metadata, "xielu.beta": value}
+        kept = {k: v for k, v in told.items() if v is not None}
+        write_gguf(tmp_path / "odd.gguf", kept, list(c.tensors.values()))
+        with pytest.raises(ModelError, match=words):
+            open_model(tmp_path / "odd.gguf")
+    once = {**c.metadata, "xielu.beta": 0.5, "xielu.eps": c.metadata["xielu.eps"][0]}
+    write_gguf(tmp_path / "once.gguf", once, list(c.tensors.values()))
+    assert error(tmp_path / "once.gguf", "tiny2/apertus") < TOLERANCE
+    tensors = load_file(hf / "model.safetensors")
+    del tensors["model.layers.2.mlp.act_fn.alpha_p"]
+    save_file(tensors, hf / "model.safetensors")
+    with pytest.raises(ModelError, match="xIELU"):
+        open_model(hf)
+
+
+def test_apertus_turns_as_its_class_where_nothing_is_told(tmp_path: Path) -> None:
+    c = open_model(folder("tiny2/apertus", tmp_path / "hf", {"rope_parameters": None})).config
+    told = open_model(folder("tiny2/apertus", tmp_path / "told", {"rope_parameters": ROPE})).config
+    assert c.rope == told.rope and c.rope.freq_base == 12e6 and c.rope.freq_factors
 
 
 def test_command_r_as_it_was_released(tmp_path: Path) -> None:
@@ -221,9 +260,9 @@ HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 
 SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 PARTLY = (  # heads may turn so, or never do
     "tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
-    "tiny2/glm4_moe_lite",
-    "tiny2/nemotron_h",
+    "tiny2/glm4_moe_lite", "tiny2/minimax_m2", "tiny2/nemotron", "tiny2/nemotron_h",
     "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/stablelm",
 )  # fmt: skip
 
 
@@ -238,8 +277,14 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/gemma3_text", {"attn_logit_softcapping": 0.5}),
         ("tiny2/gemma3_text", {"use_bidirectional_attention": True}),
         ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
-        ("tiny2/glm4_moe", {"n_group": 2}),
-        ("tiny2/glm4_moe_lite", {"n_group": 2}),
+        *((n, {"topk_group": kept, "n_group": groups})
+          for n in ("tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/glm4_moe",
+                    "tiny2/glm4_moe_lite", "tiny2/nemotron_h_moe")
+          for kept, groups in ((3, 2), (0, 2), (1, 3), (1, 16))),
+        *((n, {"topk_group": 8, "n_group": 8})  # which have no two best
+          for n in ("tiny2/deepseek_v3", "tiny2/glm4_moe")),
+        ("tiny2/deepseek_v2", {"topk_group": 1, "n_group": 8}),  # for two experts a row
+        ("tiny2/deepseek_v2", {"topk_method": "noaux_tc"}),
         ("tiny2/glm4_moe_lite", {"rope_interleave": False}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 5 + ["dense"]}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": 3}),
@@ -252,17 +297,21 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/lfm2_moe", {"use_expert_bias": False}),
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny2/olmoe", {"clip_qkv": 8.0}),
+        ("tiny2/apertus", {"hidden_act": "silu"}),
+        *((n, {"attention_bias": True}) for n in ("tiny2/apertus", "tiny2/dots1")),
+        ("tiny2/minimax_m2", {"scoring_func": "softmax"}),
+        ("tiny2/nemotron", {"hidden_act": "silu"}),
+        *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
+        ("tiny2/stablelm", {"hidden_act": "gelu"}),
         *(("tiny/arcee", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
         ("tiny/gemma", {"tie_word_embeddings": False}),
         *(("tiny/gemma", {"hidden_act": unit}) for unit in ("relu", "silu", "quick_gelu")),
-        ("tiny/cohere", {"use_qk_norm": True}),
         *((n, {"logit_scale": odd}) for n in ("tiny/cohere", "tiny/cohere2") for odd in (0.0, -1)),
         *((n, {"tie_word_embeddings": False}) for n in ("tiny/cohere", "tiny/cohere2")),
         ("tiny/cohere2", {"attention_bias": True}),
-        ("tiny2/deepseek_v2", {"topk_method": "group_limited_greedy"}),
         ("tiny2/deepseek_v2", {"norm_topk_prob": True}),
-        *(("tiny2/deepseek_v3", {"n_group": groups}) for groups in (2, None)),
+        *(("tiny2/deepseek_v2", {left: None}) for left in ("n_group", "topk_group")),
         ("tiny2/deepseek_v3", {"rope_interleave": False}),
         *(("tiny2/qwen2_moe", {"mlp_only_layers": odd}) for odd in (3, [1.5], ["1"])),
         *(("tiny2/qwen2_moe", {"decoder_sparse_step": odd}) for odd in (0, -1)),
@@ -280,7 +329,6 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron_h", {"layers_block_type": 3}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}),
         ("tiny2/nemotron_h_moe", {"layers_block_type": ["mamba", "moe", "sliding_attention"]}),
-        ("tiny2/nemotron_h_moe", {"n_group": 2}),
     ],
 )  # fmt: skip
 def test_what_would_change_the_numbers_is_refused(
@@ -587,7 +635,12 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
         **LATENT}),
     ("tiny2/deepseek_v3", None, 4096, {
         "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5, "norm_topk_prob": True, **LATENT}),
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 8, **LATENT}),
+    ("tiny2/apertus", None, 65536, {}),
+    ("tiny2/dots1", 32, 2048, {"moe_intermediate_size": 1408}),
+    ("tiny2/minimax_m2", 8, 196608, {"head_dim": 128, "intermediate_size": 1536}),
+    ("tiny2/nemotron", None, 4096, {}),
+    ("tiny2/stablelm", 32, 4096, {}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),
@@ -605,6 +658,8 @@ def test_sizes_that_are_left_out_are_those_of_the_class(
     values = json.loads((GOLDEN / name / "config.json").read_text())
     a = next(a for a in BUILT_IN if values["architectures"][0] in a.hf)
     values |= {"hidden_size": 64, "num_attention_heads": 32}
+    if "n_routed_experts" in values:  # enough for each size in turn
+        values |= {"n_routed_experts": 64}
     values.pop("linear_value_head_dim", None)  # which is that of keys
     meant = {"num_key_value_heads": kv, "max_position_embeddings": context, **others}
     for key, value in meant.items():

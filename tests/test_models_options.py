@@ -117,6 +117,38 @@ def some_dense(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+def all_below_zero(tensors: Held, rng: np.random.Generator) -> Held:
+    """Corrections so low that experts of other groups would win if they were worth 0."""
+    found = dict(tensors)
+    for name in [n for n in tensors if n.endswith("e_score_correction_bias")]:
+        found[name] = rng.uniform(-3, -1, len(tensors[name])).astype(np.float16)
+    return found
+
+
+HEAD = 16
+
+
+def each_head_normed(tensors: Held, rng: np.random.Generator) -> Held:
+    """Norms of q and k whose weights differ from head to head, as Command R+ has them."""
+    found = dict(tensors)
+    for name, t in tensors.items():
+        if name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
+            drawn = rng.normal(1, 0.5, (len(t) // HEAD, HEAD))
+            found[name.replace("_proj", "_norm")] = drawn.astype(np.float16)
+    return found
+
+
+def side_by_side(tensors: Held, rng: np.random.Generator) -> Held:
+    """One norm for attention and feed-forward, and one for each head of q and k."""
+    found = {n: t for n, t in tensors.items() if "post_attention_layernorm" not in n}
+    for name, t in tensors.items():
+        if name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
+            lead = name.replace("_proj.weight", "_layernorm.norms")
+            for head in range(len(t) // HEAD):
+                found[f"{lead}.{head}.weight"] = rng.normal(1, 0.5, HEAD).astype(np.float16)
+    return found
+
+
 GRANITE_SHARED = {
     "shared_intermediate_size": SHARED, "model_type": "granitemoeshared",
     "architectures": ["GraniteMoeSharedForCausalLM"],
@@ -129,6 +161,10 @@ GRANITE_4 = {
 FALCON_BIASES = dict.fromkeys(
     ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True
 )
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 4.0}
+SLIDING = {"sliding_window": 8, "max_window_layers": 2, "layer_types": None}
+TWO = {"n_group": 2, "topk_group": 1}
+ONE = {"n_group": 1, "topk_group": 1}
 Case = tuple[str, Mapping[str, Any], Callable[[Held, np.random.Generator], Held]]
 BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 CASES: dict[str, Case] = {
@@ -148,6 +184,18 @@ CASES: dict[str, Case] = {
     "qwen3_moe_dense": ("tiny/qwen3_moe", DENSE, some_dense),
     "ernie_biases": ("tiny2/ernie4_5_moe", {"use_bias": True}, biased_ernie),
     "falcon_biases": ("tiny2/falcon_h1", FALCON_BIASES, biased_falcon),
+    "cohere_norms": ("tiny/cohere", {"use_qk_norm": True}, each_head_normed),
+    "hunyuan_dynamic": ("tiny2/hunyuan_v1_dense", {"rope_parameters": DYNAMIC}, as_they_are),
+    "deepseek_v2_greedy": ("tiny2/deepseek_v2", {"topk_method": "greedy"}, as_they_are),
+    "deepseek_v3_whole": ("tiny2/deepseek_v3", ONE, as_they_are),
+    "deepseek_v3_below_zero": ("tiny2/deepseek_v3", {}, all_below_zero),
+    "glm4_moe_groups": ("tiny2/glm4_moe", TWO, as_they_are),
+    "glm4_moe_lite_groups": ("tiny2/glm4_moe_lite", TWO, as_they_are),
+    "nemotron_groups": ("tiny2/nemotron_h_moe", {"n_group": 4, "topk_group": 2}, as_they_are),
+    "dots1_sliding": ("tiny2/dots1", SLIDING, as_they_are),
+    "stablelm_beside": (
+        "tiny2/stablelm", {"use_parallel_residual": True, "qk_layernorm": True}, side_by_side,
+    ),
     "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
@@ -156,7 +204,8 @@ NO_EXPERTS = r"layers \[0, 2, 3, 4\] have no experts"
 UNTOLD = {  # by GGUF
     "gpt2_exact": "GELU is exact", "lfm2_biases": BIASES, "lfm2_moe_biases": BIASES,
     "qwen2_moe_dense": NO_EXPERTS, "qwen2_moe_summing": "experts' shares sum to 1",
-    "qwen3_moe_dense": NO_EXPERTS, "ernie_biases": MATRICES, "falcon_biases": MATRICES,
+    "dots1_sliding": "layers slide", "qwen3_moe_dense": NO_EXPERTS, "ernie_biases": MATRICES,
+    "falcon_biases": MATRICES,
 }  # fmt: skip
 
 

@@ -551,12 +551,6 @@ def test_what_qwen_35_tells_of_its_layers_is_what_they_are(
     assert again.recurrent_layers == c.recurrent_layers and again.mrope_section == (2, 1, 1)
 
 
-def test_experts_by_groups_are_refused(tmp_path: Path) -> None:
-    path = changed("tiny2/glm4_moe_lite", tmp_path / "m.gguf", {"expert_group_count": 4})
-    with pytest.raises(ModelError, match="experts chosen by groups"):
-        open_model(path)
-
-
 DEEPSEEK = "tiny2/deepseek_v2"
 
 

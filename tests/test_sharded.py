@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+from test_models_golden import GOLDEN, NAMES, TOLERANCE, spread_error
+from test_models_options import ATTENDING, biased, biased_ernie
+from test_models_unsaid import folder
 from typer.testing import CliRunner
 
 from ggraph import ModelError, dtypes
@@ -24,8 +28,8 @@ from ggraph.pipeline import Options
 from ggraph.plan import Do
 from ggraph.session import Session
 from models.cli.app import app
-from models.registry import Model, open_model
-from models.sharded import QK_NORM, ShardedModel, cut
+from models.registry import BUILT_IN, Model, open_model
+from models.sharded import QK_NORM, ShardedModel, cut, qk_norm_of
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 IDS = (3, 17, 5, 99, 250, 7, 31)
@@ -72,7 +76,7 @@ def model(kind: str) -> Model:
             add(f"{blk}.attn_{role}.weight", width, e)
             if kind == "qwen2":
                 add(f"{blk}.attn_{role}.bias", width)
-            if QK_NORM[c.architecture] and role != "v":
+            if qk_norm_of(c.architecture) and role != "v":
                 add(f"{blk}.attn_{role}_norm.weight", d)
         add(f"{blk}.attn_output.weight", e, q)
         add(f"{blk}.attn_norm.weight", e)
@@ -84,6 +88,11 @@ def model(kind: str) -> Model:
             size = (e, wide) if role == "down" else (wide, e)
             add(f"{blk}.ffn_{role}{end}.weight", *((x,) if x else ()), *size)
     return Model("random", c, tensors, base.checkpoint)
+
+
+def class_of(name: str) -> str:
+    """The class of a golden model."""
+    return str(json.loads((GOLDEN / name / "config.json").read_text())["architectures"][0])
 
 
 class World:
@@ -132,6 +141,36 @@ def test_the_cut_step_means_what_the_whole_one_does(kind: str) -> None:
     runner = Runner(whole, Session(backends), 24, cache_dtype=F32)
     for ids, found in zip((IDS[:5], IDS[5:6], IDS[6:]), one(kind), strict=True):
         np.testing.assert_allclose(found, runner.text(ids, every=True).logits, rtol=2e-4, atol=2e-5)
+
+
+CUT = [
+    name for name in NAMES
+    if QK_NORM.keys() & {a.build for a in BUILT_IN if class_of(name) in a.hf}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_every_family_that_is_cut_has_its_golden_vectors(name: str) -> None:
+    expected = np.load(GOLDEN / name / "expected.npz")
+    world = World(open_model(GOLDEN / name), 2)
+    got = world.runner.text(expected["ids"].tolist()[:24], every=True).logits
+    assert spread_error(got, expected["logits"][:24]) < TOLERANCE
+
+
+@pytest.mark.parametrize("change", ["attention", "ernie"])
+def test_biases_are_added_once(change: str, tmp_path: Path) -> None:
+    """Those of matrices that are cut by columns, whose shares are summed, and of the logits."""
+    name = {"attention": "tiny/llama_tied", "ernie": "tiny2/ernie4_5_moe"}[change]
+    hf = folder(name, tmp_path / "hf", {"attention_bias": True, "use_bias": True})
+    tensors, rng = load_file(hf / "model.safetensors"), np.random.default_rng(7)
+    grown = biased_ernie(tensors, rng) if change == "ernie" else biased(tensors, rng, *ATTENDING)
+    save_file(grown, hf / "model.safetensors")
+    whole, machine = open_model(hf), Machine()
+    backends = {"sim0": SimBackend(sim_spec("sim0"), machine), HOST: SimHost(machine)}
+    runner = Runner(whole, Session(backends), 24, cache_dtype=F32)
+    wanted = runner.text(list(IDS), every=True).logits
+    got = World(whole, 2).runner.text(list(IDS), every=True).logits
+    assert spread_error(got, wanted) < 2e-5
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

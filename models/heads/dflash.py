@@ -31,6 +31,7 @@ from ..config import DecoderConfig, Keys
 from ..gguf_config import from_gguf
 from ..hf_config import from_hf
 from ..registry import Model, applied, completed, sanitize
+from .names import own_or_borrowed
 from .tried import attempt
 
 NAME = "dflash"
@@ -112,7 +113,7 @@ class BlockHead:
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the drafter, or one borrowed from the target."""
-        return blocks.own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
+        return own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 
 
 def is_block_drafter(checkpoint: Checkpoint) -> bool:

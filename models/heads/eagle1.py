@@ -25,6 +25,7 @@ from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..hf_config import from_hf
 from ..registry import Model, completed
+from .names import own_or_borrowed
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -79,7 +80,7 @@ class FirstHead:
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the head, or one borrowed from the target."""
-        return blocks.own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
+        return own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 
 
 def _layers(s: Step, feature: Tensor) -> Tensor:

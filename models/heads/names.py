@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ggraph import Array, ModelError
+from ggraph import Array, ModelError, Tensor
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import latent
@@ -102,3 +102,11 @@ def target_ids(
     if len(np.unique(ids)) != count:
         raise ModelError(f"{where}: d2t names {count - len(np.unique(ids))} tokens twice")
     return ids.astype(np.int64)
+
+
+def own_or_borrowed(
+    t: Tensor, prefix: str, own: Mapping[str, RawTensor], borrowed: Mapping[str, RawTensor]
+) -> Array:
+    """Raw storage of a weight of a head: its `own` have the prefix, others are the target's."""
+    name = t.name.removeprefix(prefix)
+    return (own[name] if t.name.startswith(prefix) and name in own else borrowed[t.name]).data

@@ -58,7 +58,7 @@ def model_to_gguf(
 
 def told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
     """What a GGUF file tells of a config."""
-    own = {f"{a.gguf}.{key}": value for key, value in a.keys(c).items()}
+    own = {key if key in a.bare else f"{a.gguf}.{key}": v for key, v in a.keys(c).items()}
     return {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
 
 
