@@ -37,7 +37,7 @@ from ..pooling import Pooling, pooling_of
 from ..registry import Model
 from ..run.drafting import goes_on
 from ..run.load import Loaded
-from .errors import Refused
+from .errors import TOO_LONG, Refused
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
 from .schema import ResponseFormat, Sampling, Speculative
@@ -50,7 +50,6 @@ FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
-TOO_LONG = "context_length_exceeded"  # by which clients know to send less
 BEYOND = "exceeds the available context size of"  # as llama-server says, for who looks at words
 WAY = "(`ggraph serve -c` sets another)"  # to have a longer context
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it

@@ -10,13 +10,13 @@ from typing import Any
 from ggraph.text.stream import is_harmony
 
 from .engine import Answers, Service, Wanted
-from .errors import Refused, body
+from .errors import Refused
 from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .messages import Tool
 from .metrics import Metrics
 from .notations import HARMONY, HERMES, Notation, notation_of
-from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
+from .replies import DONE, PING, Dialect, Events, Whole, event, failed, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling
 from .told import PING_SECONDS
 from .tools import Reading, answer_grammar, chosen, demanded, for_template
@@ -165,7 +165,7 @@ class Generation:
         a.add(what)
         if isinstance(what, Ended):
             if a.error is not None:
-                return event(body(a.error, "server_error"))
+                return failed(a.error)
             return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
         thought = b""
         if what.thought and d.chat:

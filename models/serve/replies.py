@@ -8,6 +8,7 @@ from typing import Any
 
 from ggraph.text.tokenizer import Tokenizer
 
+from .errors import Refused, body
 from .inbox import Ended
 from .voice import Chance, Said
 
@@ -27,6 +28,7 @@ class Whole:
     drafted: int = 0
     accepted: int = 0
     error: str | None = None
+    stopped: str | None = None  # the stop string that ended it
     told: int = 0  # letters of its text that the client has
 
     def untold(self, end: int) -> str:
@@ -40,6 +42,7 @@ class Whole:
             self.text += what.text
             self.thought += what.thought
             self.said.append(what)
+            self.stopped = what.stopped
             return
         self.error, t = what.error, what.text
         if t is not None:
@@ -168,6 +171,12 @@ def event(data: dict[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {JSON.encode(data)}\n\n".encode()
+
+
+def failed(message: str, path: str = "") -> bytes:
+    """The event of a failure amid the answer of an address."""
+    told = body(Refused(message, 500), path)
+    return event(told, str(told.get("type", "")))
 
 
 PING = b": still here\n\n"

@@ -20,7 +20,7 @@ from .messages import (
     ToolChoice,
 )
 from .replies import PING, Events, Whole, event, usage
-from .schema import ChatRequest, ResponseFormat, ResponsesRequest, Sampling
+from .schema import ChatRequest, ResponseFormat, ResponsesRequest
 from .voice import Said
 from .wire import Wire
 
@@ -185,7 +185,6 @@ class _Teller:
 
 def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
     """The same question as `/v1/chat/completions` is asked it."""
-    shared = {name: getattr(body, name) for name in Sampling.model_fields if name != "n"}
     told = [Message(role="system", content=body.instructions)] if body.instructions else []
     tools = [
         Tool(type="function", function=Function.model_validate(t.model_dump(exclude={"type"})))
@@ -200,7 +199,7 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "response_format": ResponseFormat(type=form.type, schema_=form.schema_),
     }  # fmt: skip
-    return ChatRequest.model_construct(**{**shared, **more})
+    return ChatRequest.model_construct(**{**body.shared, **more})
 
 
 def _chosen(flat: FlatChoice | FlatAllowed) -> ToolChoice | AllowedChoice:

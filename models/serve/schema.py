@@ -116,6 +116,11 @@ class Sampling(Body):
         """Stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What another form of the same request has of this one."""
+        return {name: getattr(self, name) for name in Sampling.model_fields if name != "n"}
+
 
 Limit = Annotated[int, Field(ge=-1, lt=1 << 63)] | None  # of tokens; -1 bounds nothing
 TemplateKwargs = Annotated[
