@@ -248,11 +248,7 @@ def _by_another_name(form: Any) -> Any:
     return form
 
 
-def _without_chances(wanted: Any) -> Any:
-    """What a response is to hold beside text, most of it of tools that are not here."""
-    if isinstance(wanted, list) and "message.output_text.logprobs" in wanted:
-        raise unable()
-    return wanted
+CHANCES = "message.output_text.logprobs"  # of what a response is to hold beside text
 
 
 Metadata = Annotated[  # what a client notes on a response, which is given back
@@ -279,13 +275,27 @@ class ResponsesRequest(Sampling):
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None
     n: Annotated[Any, only(1)] = None
-    top_logprobs: Annotated[Any, only(0)] = None
+    include: Any = None  # but for chances all of tools that are not here
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[Any, BeforeValidator(_by_another_name)] = None
-    include: Annotated[Any, BeforeValidator(_without_chances)] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None
     truncation: Annotated[Any, only("disabled")] = None
+
+    @property
+    def chances(self) -> bool:
+        """Whether those of its tokens are told."""
+        return isinstance(self.include, list) and CHANCES in self.include
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _where_they_are_told(cls, value: int | None, info: ValidationInfo) -> int | None:
+        included = info.data.get("include")
+        if value and not (isinstance(included, list) and CHANCES in included):
+            message = "say {chances} in include beside it: else none are told"
+            raise PydanticCustomError("own", message, {"chances": CHANCES})
+        return value
 
 
 class InputTokensRequest(ResponsesRequest):
