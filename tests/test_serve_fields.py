@@ -116,7 +116,6 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
         {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a"}}, "json",
     )),
     (TEXT, {"echo": True}, "echo"),
-    (TEXT, {"suffix": "a"}, "suffix"),
     (TEXT, {"best_of": 3}, "best_of"),
     (TEXT, {"n": 2, "best_of": 3}, "best_of"),
     ("/v1/responses", {"background": True}, "background"),

@@ -105,7 +105,11 @@ class Generation:
         several = isinstance(given, list) and not (given and isinstance(given[0], int))
         prompts: list[Any] = list(given) if several else [given]
         self.service.check_room(len(prompts), asked)
-        ids = [self.service.text_ids(p, special=asked.parse_special) for p in prompts]
+        special = asked.parse_special
+        if asked.suffix:
+            ids = [self.service.gap_ids(p, asked.suffix, special=special) for p in prompts]
+        else:
+            ids = [self.service.text_ids(p, special=special) for p in prompts]
         limit = _limit(asked.max_tokens)
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
         dialect = self.dialect(asked, "cmpl-", chat=False)

@@ -192,7 +192,8 @@ class ChatRequest(Sampling):
 
 class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
-    text are found where it says `parse_special`; else they are text, as whatever a user typed."""
+    text are found where it says `parse_special`; else they are text, as whatever a user typed. With
+    a `suffix` the answer is what stands between the two."""
 
     prompt: Annotated[
         LongText
@@ -204,7 +205,7 @@ class CompletionRequest(Sampling):
     max_tokens: Limit = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Annotated[Any, only(False)] = None
-    suffix: Annotated[Any, only("")] = None
+    suffix: LongText | None = None
     parse_special: OrNull[bool] = False
     best_of: int | None = None
 
@@ -222,7 +223,8 @@ class CompletionRequest(Sampling):
         one = isinstance(self.prompt, str) or not any(
             isinstance(p, list | str) for p in self.prompt
         )
-        return one and len(self.prompt) <= SHORT and self.response_format is None
+        short = len(self.prompt) <= SHORT and not self.suffix
+        return one and short and self.response_format is None
 
 
 class EmbeddingsRequest(Body):
