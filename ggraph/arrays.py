@@ -174,8 +174,8 @@ def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[
     """The feeds of each step. InputError unless some have a place for each, and as many."""
     if not isinstance(feeds, Mapping):
         raise InputError(f"{key!r}: expected arrays by input, got {shown(feeds)}")
-    fed = [t for t in graph.leaves(Kind.INPUT) if t.name in feeds]
-    arrays = {t.name: _array(t, feeds[t.name], InputError) for t in fed}
+    fed = graph.leaves(Kind.INPUT)
+    arrays = {t.name: _array(t, _fed(t, feeds), InputError) for t in fed}
     counts = {
         t.name: len(a)
         for t, a in zip(fed, arrays.values(), strict=True)
@@ -190,8 +190,16 @@ def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[
     ]
 
 
+def _fed(t: Tensor, feeds: Mapping[str, Array]) -> Array:
+    """What an input is fed. InputError for nothing."""
+    if t.name not in feeds:
+        fed = ", ".join(map(str, feeds)) or "nothing"
+        raise InputError(f"input {t.name!r} was not fed; fed: {fed}")
+    return feeds[t.name]
+
+
 @dataclass(frozen=True, eq=False)
-class _Fed:
+class _Wanted:
     """What an input must be: its tensor, and the limits of those of its values that are indices."""
 
     tensor: Tensor
@@ -224,7 +232,7 @@ class FeedCheck:
         found = _index_limits(graph)
         self._known = known
         self._inputs = {
-            t.name: _Fed(
+            t.name: _Wanted(
                 t, storage_shape(t.shape, t.dtype), t.dtype.np, tuple(found.get(t.name, ()))
             )
             for t in graph.leaves(Kind.INPUT)
@@ -246,7 +254,7 @@ class FeedCheck:
             raise self._unknown(name)
         return self._fit(fed, {name: value})
 
-    def _fit(self, fed: _Fed, feeds: Mapping[str, Array]) -> Array:
+    def _fit(self, fed: _Wanted, feeds: Mapping[str, Array]) -> Array:
         given = feeds.get(fed.tensor.name)
         plain = type(given) is np.ndarray and given.dtype == fed.kind
         if given is None or not plain or given.shape != fed.shape:
@@ -256,10 +264,7 @@ class FeedCheck:
         return given
 
     def _converted(self, t: Tensor, feeds: Mapping[str, Array]) -> Array:
-        if t.name not in feeds:
-            fed = ", ".join(map(str, feeds)) or "nothing"
-            raise InputError(f"input {t.name!r} was not fed; fed: {fed}")
-        return np.ascontiguousarray(feed_storage(t, feeds[t.name]))
+        return np.ascontiguousarray(feed_storage(t, _fed(t, feeds)))
 
     def _refuse_unknown(self, feeds: Mapping[str, Array]) -> None:
         extra = [n for n in feeds if n not in self._known]

@@ -239,11 +239,15 @@ class Face:
                 shape.append(size)
         return box if tuple(shape) == box.shape else self._op("reshape", box, shape=tuple(shape))
 
-    def __iter__(self) -> "Iterator[Tensor]":
-        """Along the first axis."""
+    def __len__(self) -> int:
+        """The size of the first axis."""
         if not self.shape:
             raise ShapeError(f"{self!r}: a scalar has no axis to go along")
-        return (self[i] for i in range(self.shape[0]))
+        return self.shape[0]
+
+    def __iter__(self) -> "Iterator[Tensor]":
+        """Along the first axis."""
+        return (self[i] for i in range(len(self)))
 
     def _box(
         self, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
@@ -316,6 +320,14 @@ class Face:
         name = {"transpose": "permute", "swapaxes": "permute"}.get(f.__name__, f.__name__)
         instead = f"write x.{name}(..)" if hasattr(Face, name) else "see ggraph.ops"
         raise ShapeError(f"np.{f.__name__} of {self!r}: it has no values yet; {instead}")
+
+    def __float__(self) -> float:
+        """As `__array__`."""
+        return float(self.__array__())
+
+    def __int__(self) -> int:
+        """As `__array__`."""
+        return int(self.__array__())
 
     def __array__(self, *given: object, **how: object) -> "Array":
         """ShapeError: no NumPy array is there before a session has run."""

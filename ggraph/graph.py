@@ -48,12 +48,14 @@ class Graph:
 
         A tensor may be an output under several names, and a leaf under another than its own: each
         further name is a view of it. `also` adds tensors that are wanted for their effect on a
-        state only. Raises GraphError for duplicate names, cycles, and states that are overwritten
-        in two unrelated ways.
+        state only. Raises GraphError for duplicate names, cycles, states that are overwritten in
+        two unrelated ways, and where nothing is asked for.
         """
         with unscoped():
             wanted, titles = _titled(outputs)
             roots = [*wanted, *_tensors(also, "also")]
+            if not roots:
+                raise GraphError(f"graph {name!r}: no outputs, and no states to change")
             return _rebuild(name, _order(*_one_of_each(roots, titles)), titles)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError, Tensor
+from ggraph import Array, Graph, ModelError, Tensor
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rope import MODES
 
@@ -63,6 +63,21 @@ SWIGLU = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0,)}
 def pairing_neighbours(c: DecoderConfig) -> DecoderConfig:
     """A `complete` for families whose Hugging Face files pair neighbours, too."""
     return replace(c, rope=replace(c.rope, mode="normal"))
+
+
+def by_pairs(name: str, rows: Array, c: DecoderConfig) -> Array:
+    """Rows [H*D, ...] of a tensor of a layer, by its GGUF name, as files of `rope_mode` "normal"
+    have them: those of queries and keys are turned in pairs of neighbours, and not, as in Hugging
+    Face's, in halves of heads. Others are as they were."""
+    heads = {
+        "attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads,
+        "attn_q_norm": 1, "attn_k_norm": 1,  # weights of one head, which all heads share
+    }.get(name.split(".")[2] if name.startswith("blk.") else "")  # fmt: skip
+    if heads is None:
+        return rows
+    half = rows.shape[0] // heads // 2
+    split = rows.reshape(heads, 2, half, *rows.shape[1:])  # [H, 2, D/2, ..]
+    return split.swapaxes(1, 2).reshape(rows.shape)
 
 
 def as_it_is(tensors: Tensors, config: DecoderConfig) -> Tensors:

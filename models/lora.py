@@ -20,8 +20,10 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import read_gguf
 from ggraph.formats.hf import read_json, read_weights
 
+from .architecture import Architecture, by_pairs
 from .blocks import DOWN, UP
-from .registry import ARCHITECTURES, Model, sanitize, text_part
+from .config import DecoderConfig
+from .registry import ARCHITECTURES, Model, applied, sanitize, text_part
 
 _PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _GGUF = re.compile(r"(.+)\.lora_([ab])")
@@ -148,18 +150,20 @@ def _plain(name: str, data: Array) -> RawTensor:
 def _on(model: Model, adapter: Adapter, factor: float) -> Iterator[tuple[str, Array, Array]]:
     """Names of the model's matrices, and A and B of each."""
     own, path = model.checkpoint, adapter.path
-    if adapter.format != own.format:
-        raise ModelError(f"{path}: it adapts {_FILES[adapter.format]}, not {_FILES[own.format]}")
+    if adapter.format == "gguf" != own.format:
+        raise ModelError(f"{path}: it adapts models in GGUF files, not Hugging Face folders")
     if adapter.format == "gguf" and adapter.architecture != own.architecture:
         raise ModelError(f"{path}: it adapts {adapter.architecture!r}, not {own.architecture!r}")
     stored, architecture = _matrices(model, adapter), ARCHITECTURES[model.config.architecture]
+    turned = adapter.format != own.format and _by_pairs_alone(architecture, model.config)
     for given, (a, b) in adapter.pairs.items():
-        if given in stored and stored[given][0] == "token_embd.weight":
-            raise ModelError(f"{path}: an adapter of the embedding is not read")
+        if given in stored and stored[given][0].endswith("_embd.weight"):
+            raise ModelError(f"{path}: an adapter of an embedding is not read")
         if given not in stored:
             raise ModelError(f"{path}: the model has no matrix {given!r}")
         name, base = stored[given]
-        grown = _plain(name, b * np.float32(adapter.scale(len(a)) * factor))
+        ordered = by_pairs(name, b, model.config) if turned else b
+        grown = _plain(name, ordered * np.float32(adapter.scale(len(a)) * factor))
         for part, rows in architecture.parted({name: grown}, model.config).items():
             held, shape = model.catalogue.get(part), (rows.shape[0], a.shape[1])
             if held is None or not np.may_share_memory(held.data, base.data):
@@ -172,19 +176,32 @@ def _on(model: Model, adapter: Adapter, factor: float) -> Iterator[tuple[str, Ar
             yield part, a, rows.data
 
 
-_FILES = {"gguf": "models in GGUF files", "hf": "models in Hugging Face folders"}
+def _by_pairs_alone(a: Architecture, c: DecoderConfig) -> bool:
+    """Whether heads of this model are turned by pairs in its GGUF file, and in folders are not."""
+    folder = a.complete(replace(c, rope=replace(c.rope, mode="neox")))
+    return c.rope.mode == "normal" != folder.rope.mode
 
 
 def _matrices(model: Model, adapter: Adapter) -> dict[str, tuple[str, RawTensor]]:
-    """By an adapter's name of a matrix: its name in GGUF files, and the file's own tensor."""
+    """By an adapter's name of a matrix: its name in GGUF files, and the file's own tensor. Of a
+    GGUF file those alone that are a folder's, but for the order of rows that a rotation asks."""
     own = model.checkpoint
     if adapter.format == "gguf":
         return {n: (n, own.tensors[n]) for n in adapter.pairs if n in own.tensors}
     # PEFT names the modules of transformers, as folders do. What becomes of a name is seen by the
-    # values that it stands for.
-    values = {f"{n}.weight": _plain(n, a) for n, (a, _) in adapter.pairs.items()}
+    # values that it stands for. Of a class without an output matrix they lack the first part.
+    values = {
+        f"{'model.' * n.startswith('layers.')}{n}.weight": _plain(n, a)
+        for n, (a, _) in adapter.pairs.items()
+    }
     named = text_part(replace(own, tensors=values))[1]
-    renamed = sanitize(named, model.config, ARCHITECTURES[model.config.architecture])
+    a = ARCHITECTURES[model.config.architecture]
+    renamed = sanitize(named, model.config, a)
+    if own.format == "gguf":
+        same = applied(a, a.sanitize, renamed, model.config)
+        titles = {id(t.data): title for title, t in same.items() if title in own.tensors}
+        kept = {t.name: titles[id(t.data)] for t in named.values() if id(t.data) in titles}
+        return {given: (title, own.tensors[title]) for given, title in kept.items()}
     titles = {id(t.data): title for title, t in renamed.items()}
     held = text_part(own)[1]
     return {

@@ -19,7 +19,7 @@ SCHEMA = {
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-CHAT, TEXT, RESPONSES = ANSWERS
+CHAT, TEXT, RESPONSES, MESSAGES = ANSWERS
 OFF = {"speculative": {"off": True}}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (TEXT, {"prompt": "abc", "max_tokens": 24, "temperature": 0, "logit_bias": ENDLESS}),
@@ -53,6 +53,17 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": TALK, "max_tokens": 40, **WIDE, "tools": [TOOL], "logit_bias": {"27": 100}},
     ),
     "responses": (RESPONSES, {"input": "Hi", "max_output_tokens": 14, **WIDE}),
+    "messages": (MESSAGES, {"messages": TALK, "max_tokens": 14, **WIDE}),
+    "a call in messages": (
+        MESSAGES,
+        {
+            "messages": TALK,
+            "max_tokens": 99,
+            "seed": 3,
+            "tool_choice": {"type": "any"},
+            "tools": [{"name": "f", "input_schema": SCHEMA}],
+        },
+    ),
 }
 
 
@@ -74,6 +85,9 @@ def bare(said: Any) -> Any:
             found.sort(key=lambda e: _index(e))
         return found
     if isinstance(said, dict):
+        if "cache_read_input_tokens" in said:  # which are counted beside those of the input
+            read = said["input_tokens"] + said["cache_read_input_tokens"]
+            said = {"read": read, "output_tokens": said["output_tokens"]}
         gone = ("id", "item_id", "call_id", "created", "created_at", "previous_response_id")
         return {k: bare(v) for k, v in said.items() if k not in gone and not k.endswith("_details")}
     return said

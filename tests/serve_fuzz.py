@@ -9,6 +9,8 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TALK, "max_tokens": 2},
     "/v1/completions": {"prompt": "ab", "max_tokens": 2},
     "/v1/responses": {"input": "ab", "max_output_tokens": 2},
+    "/v1/messages": {"messages": TALK, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": TALK},
     "/v1/embeddings": {"input": "ab"},
     "/tokenize": {"content": "ab"},
     "/detokenize": {"tokens": [97]},
@@ -22,6 +24,7 @@ FIELDS = [
     "encoding_format", "previous_response_id", "store", "unknown",
     "grammar", "json_schema", "functions", "modalities", "parallel_tool_calls", "best_of",
     "chat_template_kwargs", "background", "truncation", "dimensions", "parse_special",
+    "system", "stop_sequences", "thinking", "output_config",
 ]  # fmt: skip
 FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
 SCHEMAS: list[Any] = [
@@ -48,6 +51,9 @@ VALUES: list[Any] = [
     {"type": "allowed_tools"}, {"type": "allowed_tools", "allowed_tools": {"mode": "required",
      "tools": [{"type": "function", "function": {"name": "f"}}]}},
     {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    [{"name": "f", "input_schema": {"type": "object"}}], {"type": "any"}, {"type": "tool"},
+    [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}],
+    [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}],
     [{"type": ["x"]}], "required", "auto", "none", "json", "mean",
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Tensors in expressions: numbers, broadcasting, indices, reductions, scopes; what is shown."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,6 +127,13 @@ def test_every_slice_is_a_view_of_whatever_layout_and_type() -> None:
 
 SHAPES = ((), (3,), (4,), (3, 4), (4, 3), (1, 4), (0, 4), (4, 0), (2, 3, 4), (2, 4, 3), (1, 4, 3),
           (4, 3, 4), (4, 4, 3), (2, 1, 3, 4), (2, 5, 4, 3), (5, 4, 3))  # fmt: skip
+
+
+def test_the_length_is_that_of_the_first_axis() -> None:
+    """As NumPy's, and as many as there are to go along."""
+    for shape in ((3, 4, 5), (1,), (0, 2)):
+        t = input("t", shape)
+        assert len(t) == len(np.zeros(shape)) == len(list(t))
 
 
 def test_products_are_numpys_and_refused_where_numpy_refuses() -> None:
@@ -308,6 +316,11 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
         (lambda: a.permute(0, 1, 2.0), "axis 2.0: expected a whole number"),
         (lambda: bool(a > 0), "no truth before it is computed"),
         (lambda: np.asarray(a), "no values before it is computed"),
+        (lambda: float(a.sum()), "no values before it is computed"),
+        (lambda: int(a.sum()), "no values before it is computed"),
+        (lambda: math.exp(a.sum()), "no values before it is computed"),
+        (lambda: len(a.sum()), "a scalar has no axis to go along"),
+        (lambda: list(a.sum()), "a scalar has no axis to go along"),
         (lambda: a * input("z", (7,)), r"cannot broadcast \[3, 4, 5\] of %a and \[7\] of %z"),
         (lambda: a[::0], "a step of 0; views run forwards"),
         (lambda: a + 10**400, "beyond what a float can hold"),

@@ -98,6 +98,15 @@ def test_what_is_no_output_is_told(outputs: object) -> None:
         Graph.of({"y": x}, also=x if outputs == "x" else [outputs])  # type: ignore[arg-type, list-item]
 
 
+def test_a_graph_of_nothing_is_refused() -> None:
+    """It would run, and give nothing; one that only changes a state has that to do."""
+    for nothing in ({}, [], ()):
+        with pytest.raises(GraphError, match="graph 'g': no outputs"):
+            Graph.of(nothing, name="g")
+    kept = set_rows(state("s", (2, 1)), input("x", (1, 1)), input("i", (1,), I32))
+    assert set(Graph.of({}, also=[kept]).updates) == {"s"}
+
+
 def test_of_two_overwrites_of_one_value_both_are_named() -> None:
     s, x = state("s", (4, 2)), input("x", (4, 2))
     one, other = (set_rows(s, x, input(n, (4,), I64)) for n in ("i", "j"))

@@ -81,6 +81,13 @@ def test_a_file_of_a_folder_that_is_read_is_not_written(tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench cpu"])
+def test_an_empty_path_of_a_model_is_not_this_folder(command: str) -> None:
+    """As `-m "$MODEL"` is, where no such variable is set."""
+    found = CliRunner().invoke(app, [*command.split(), "-m", ""]).exception
+    assert isinstance(found, InputError) and "the path of a model is empty" in str(found)
+
+
 def test_every_command_that_writes_a_file_is_asked() -> None:
     def writers(group: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for command in group.commands:

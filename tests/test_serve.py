@@ -344,6 +344,7 @@ def test_another_method_is_told_which_are_answered(
 
 NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none"}}}
 BEYOND = ", which exceeds the available context size of 512 (`ggraph serve -c` sets"
+TWICE = [{"type": "function", "function": {"name": "f"}}] * 2
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": ""}, 400, "the prompt is empty"),
     ("/v1/completions", {"prompt": "a" * 5000}, 400, BEYOND),
@@ -359,6 +360,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/chat/completions", {"messages": TALK, "temperature": 3}, 400, "temperature"),
     ("/v1/chat/completions", {"messages": TALK, "tool_choice": "required"}, 400, "tool_choice"),
     ("/v1/chat/completions", {"messages": TALK, "response_format": NO_SCHEMA}, 400, "schema"),
+    ("/v1/chat/completions", {"messages": TALK, "tools": TWICE}, 400, "tools: 'f' is there twice"),
     ("/v1/embeddings", {"input": []}, 400, "the prompt is empty"),
     ("/v1/embeddings", {"input": 5}, 400, "input"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 404, "input"),

@@ -29,6 +29,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": FLAG, "strict": True}
 NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+CHANCES = "message.output_text.logprobs"
 FLAT_NAMED = {"type": "function", "name": "f"}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": FLAG, "strict": True}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -69,6 +70,9 @@ RESPONSES: list[dict[str, Any]] = [
     {"tools": [FLAT], "max_output_tokens": 90,
      "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [FLAT_NAMED]}},
     {"temperature": 0.5, "top_p": 0.9}, {"metadata": {"a": "b"}}, {"truncation": "disabled"},
+    {"include": [CHANCES]}, {"include": [CHANCES], "top_logprobs": 2},
+    {"include": [CHANCES], "top_logprobs": 2, "tools": [FLAT], "tool_choice": "required",
+     "max_output_tokens": 90},
 ]  # fmt: skip
 ASKED: list[tuple[str, dict[str, Any], type | None, Any]] = [
     *(("/v1/chat/completions", {"messages": TALK, **c}, ChatCompletion, ChatCompletionChunk)

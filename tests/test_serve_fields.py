@@ -97,7 +97,6 @@ def test_states_go_when_their_text_is_read() -> None:
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SEVERAL: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
-CHANCES = "message.output_text.logprobs"
 OLD = {"name": "f", "arguments": "{}"}
 UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that is named
     *((path, {field: value}, field) for path in (CHAT, TEXT, "/v1/responses") for field, value in (
@@ -113,13 +112,10 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     ("/v1/responses", {"conversation": {"id": "conv_1"}}, "conversation"),
     ("/v1/responses", {"prompt": {"id": "pmpt_1"}}, "prompt"),
     ("/v1/responses", {"n": 4}, "n"),
-    ("/v1/responses", {"top_logprobs": 3}, "top_logprobs"),
-    ("/v1/responses", {"include": ["reasoning.encrypted_content", CHANCES]}, "include"),
     *(("/v1/responses", {"response_format": form}, "response_format") for form in (
         {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a"}}, "json",
     )),
     (TEXT, {"echo": True}, "echo"),
-    (TEXT, {"suffix": "a"}, "suffix"),
     (TEXT, {"best_of": 3}, "best_of"),
     (TEXT, {"n": 2, "best_of": 3}, "best_of"),
     ("/v1/responses", {"background": True}, "background"),

@@ -105,9 +105,12 @@ def comparable(reply: Sequence[Any]) -> dict[int, list[bytes]]:
         text = part.decode()
         if "data: {" in text or text[0] == "{":
             data = json.loads(text.partition("data: ")[2] or text)
-            for usage in (data.get("usage"), (data.get("response") or {}).get("usage")):
-                for key in [k for k in usage or () if k.endswith("_details")]:
+            for holder in (data, data.get("response") or {}, data.get("message") or {}):
+                usage = holder.get("usage") or {}
+                for key in [k for k in usage if k.endswith("_details")]:
                     usage.pop(key)
+                if "cache_read_input_tokens" in usage:  # counted beside those of the input
+                    usage["input_tokens"] += usage.pop("cache_read_input_tokens")
             lane = data["choices"][0]["index"] if data.get("choices") else -1
             lanes.setdefault(lane, []).append(json.dumps(data).encode())
         else:
@@ -164,7 +167,15 @@ def stripped(reply: Sequence[Any]) -> list[Any]:
         for e in events:
             if e.startswith(b"{"):
                 data = json.loads(e)
-                for key in ("id", "created", "item_id", "response", "item"):
+                for key in (
+                    "id",
+                    "created",
+                    "item_id",
+                    "response",
+                    "item",
+                    "message",
+                    "content_block",
+                ):
                     data.pop(key, None)
                 for c in data.get("choices", ()):
                     for call in c.get("delta", {}).get("tool_calls", ()):
@@ -182,6 +193,8 @@ def in_a_row(events: Sequence[Any]) -> list[Any]:
         data.pop("sequence_number", None)
         choice = (data.get("choices") or [{}])[0]
         holder, key = choice.get("delta") or choice, "content" if "delta" in choice else "text"
+        if data.get("type") == "content_block_delta" and "text" in data["delta"]:
+            holder, key = data["delta"], "text"
         if data.get("type") == "response.output_text.delta":
             holder, key = data, "delta"
         text = holder.pop(key, "") if data.get("type") or choice.get("logprobs") is None else ""

@@ -8,7 +8,7 @@ import pytest
 from serve_kit import Server, ended, started
 from small_model import learnable_model
 
-from models.serve import items, messages, schema
+from models.serve import anthropic_blocks, items, messages, schema
 from models.serve.fields import Body
 
 WEB = httpx.Client(timeout=60)
@@ -16,17 +16,20 @@ TALK = [{"role": "user", "content": "Say something."}]
 NEEDED: dict[str, Any] = {  # of the bodies below, by name
     "role": "user", "content": "a", "text": "a", "output": "a", "input": "a", "prompt": "a",
     "name": "f", "function": {"name": "f"}, "call_id": "c", "id": "0", "created": 0, "lane": 0,
+    "thinking": "a", "tool_use_id": "c", "input_schema": {"type": "object"}, "schema_": {},
     "messages": TALK, "tokens": [1], "mode": "auto",
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
 }  # fmt: skip
-TOOLS: dict[type[Body], list[Any]] = {
-    messages.AllowedTools: [{"type": "function", "function": {"name": "f"}}],
-    items.FlatAllowed: [{"type": "function", "name": "f"}],
+OWN: dict[type[Body], dict[str, Any]] = {
+    messages.AllowedTools: {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    items.FlatAllowed: {"tools": [{"type": "function", "name": "f"}]},
+    anthropic_blocks.UseBlock: {"input": {}},
+    anthropic_blocks.Thinking: {"type": "enabled"},
 }
 BODIES = sorted(
     {
         found
-        for module in (schema, items, messages)
+        for module in (schema, items, messages, anthropic_blocks)
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, Body)
     }
@@ -42,10 +45,11 @@ def least(body: type[Body]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, field in body.model_fields.items():
         if field.is_required():
-            if name == "type":
-                found[name] = get_args(field.annotation)[0]
+            own = OWN.get(body, {})
+            if name in own or name != "type":
+                found[name] = own[name] if name in own else NEEDED[name]
             else:
-                found[name] = TOOLS[body] if name == "tools" else NEEDED[name]
+                found[name] = get_args(field.annotation)[0]
     return found
 
 

@@ -58,6 +58,30 @@ def test_they_come_whole_and_in_events(server: Server) -> None:
     ]  # fmt: skip
 
 
+def test_chances_are_those_of_a_chat(server: Server) -> None:
+    """Whole and in events, of which each has those of its own tokens."""
+    more: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    asked = {"model": "m", "max_output_tokens": 12, "input": "Hi", "temperature": 1.5, **more}
+    whole = server.client.responses.create(**asked, extra_body={"seed": 3})
+    told = whole.output[0].content[0].logprobs
+    chat = server.client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "Hi"}], max_tokens=12, temperature=1.5,
+        seed=3, logprobs=True, top_logprobs=3,
+    )  # fmt: skip
+    assert [t.to_dict() for t in told] == [t.to_dict() for t in chat.choices[0].logprobs.content]
+    assert len(told) == 12 and all(len(t.top_logprobs) == 3 for t in told)
+    events = list(server.client.responses.create(**asked, stream=True, extra_body={"seed": 3}))
+    deltas = [e for e in events if e.type == "response.output_text.delta"]
+    (done,) = (e for e in events if e.type == "response.output_text.done")
+    assert [t.token for e in deltas for t in e.logprobs] == [t.token for t in told]
+    assert [t.logprob for t in done.logprobs] == [t.logprob for t in told]
+    assert events[-1].response.output[0].content[0].logprobs == told
+    plain = server.client.responses.create(**{**asked, "include": None, "top_logprobs": None})
+    assert plain.output[0].content[0].logprobs is None
+    with pytest.raises(openai.BadRequestError, match=r"say message\.output_text\.logprobs"):
+        server.client.responses.create(**{**asked, "include": []})
+
+
 def test_a_tool_is_called_whole_and_in_events(server: Server) -> None:
     """The same call both ways, but for its id."""
     call = server.client.responses.create(**CALLING, extra_body={"seed": 5}).output[0]

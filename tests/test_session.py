@@ -219,8 +219,9 @@ def test_a_scan_is_a_loop_whose_body_is_planned_once(device: str) -> None:
     for feeds in ({"x": xs[0], "b": b}, {"x": xs, "b": np.tile(b, (3, 1))}, {"x": xs[:0], "b": b}):
         with pytest.raises(InputError, match="along steps"):
             session.scan("step", feeds)
-    with pytest.raises(InputError):
-        session.scan("step", {"x": xs})
+    for feeds, missing in (({"x": xs}, "b"), ({"b": b}, "x"), ({}, "x")):
+        with pytest.raises(InputError, match=f"input '{missing}' was not fed"):
+            session.scan("step", feeds)
     with pytest.raises(InputError, match="'x'"):
         session.scan("step", {"x": [[1, 2], [1]], "b": b})  # type: ignore[dict-item]
     session.close()

@@ -53,6 +53,7 @@ _TEXT = (
 )
 _SAMPLES = 4000  # tokens whose own texts are read back
 _MARKERS = 500  # and markers
+_NO_FORM = "GGUF has no form for its tokenizer:"
 
 
 def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any]:
@@ -87,10 +88,13 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
     if v.chat_template is not None:
         keys["tokenizer.chat_template"] = v.chat_template
     pre = PRE_TOKENIZERS.get(keys.get("tokenizer.ggml.pre", ""))
-    # Where the name says otherwise, it makes no difference if merges make every token anyway.
-    exact = pre is None or pre.ignore_merges == bool(model.get("ignore_merges"))
-    own = Tokenizer(v, encoder, encoder.encode_special)
-    _read_back(folder, keys, own, _SAMPLES if exact else None)
+    if pre is not None and pre.ignore_merges != bool(model.get("ignore_merges")):
+        # No difference, if merges make every token anyway: asked of the folder's own engine, which
+        # reads all of them in the time in which ours reads the samples, as that engine does.
+        texts = [v.pieces[i].decode("utf-8", "ignore") for i in _plain(v)]
+        if (odd := encoder.told_apart(texts, ignore_merges=pre.ignore_merges)) is not None:
+            raise FormatError(f"{folder}: {_NO_FORM} {odd[:40]!r} is a token that no merges make")
+    _read_back(folder, keys, Tokenizer(v, encoder, encoder.encode_special))
     _warn(folder, keys, v)
     return keys
 
@@ -233,21 +237,26 @@ def _scores(merges: list[Sequence[str]], tokens: list[str]) -> Any:
     return np.array([-float(ranks.get(t, len(merges))) for t in tokens], np.float32)
 
 
-def _read_back(folder: Path, keys: dict[str, Any], own: Tokenizer, samples: int | None) -> None:
+def _plain(v: Vocabulary) -> list[int]:
+    """Ids of ordinary tokens."""
+    return [i for i in range(len(v.tokens)) if i not in v.control]
+
+
+def _read_back(folder: Path, keys: dict[str, Any], own: Tokenizer) -> None:
     """FormatError where what the keys say gives other ids or ends than the folder, of the texts of
-    about so many ordinary tokens (None: all) among others."""
+    some ordinary tokens among others."""
     again = Tokenizer.from_gguf(keys)
     if again.eos_ids != own.eos_ids:
         raise FormatError(f"{folder}: GGUF cannot name its ends {sorted(own.eos_ids)}")
     v = own.vocabulary
-    plain = [i for i in range(len(v.tokens)) if i not in v.control]
-    some = plain[:: 1 if samples is None else len(plain) // samples + 1]
+    plain = _plain(v)
+    some = plain[:: len(plain) // _SAMPLES + 1]
     texts = [_TEXT, *(v.pieces[i].decode("utf-8", "ignore") for i in some)]
     for special, text in [*((False, t) for t in texts), *((True, t) for t in _around(v))]:
         found, meant = (t.encode(text, special=special) for t in (again, own))
         if found != meant:
             raise FormatError(
-                f"{folder}: GGUF has no form for its tokenizer: {text[:40]!r} would become "
+                f"{folder}: {_NO_FORM} {text[:40]!r} would become "
                 f"{found[:8]} instead of {meant[:8]}"
             )
 

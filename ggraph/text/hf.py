@@ -5,7 +5,7 @@ engine does not tell: the bytes of each id, the roles, and which ids stand befor
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -56,6 +56,21 @@ class HfEncoder:
     def encode_special(self, text: str) -> list[int]:
         """Ids of `text` with special tokens found in it."""
         return list(self._parsing.encode(text, add_special_tokens=False).ids)
+
+    def told_apart(self, texts: Sequence[str], *, ignore_merges: bool) -> str | None:
+        """The first of some texts that has other ids where `ignore_merges` of its BPE is this; None
+        where all have the same. The engine reads them all at once."""
+        model = self._plain.model
+        meant, before = self._batch(texts), model.ignore_merges
+        model.ignore_merges = ignore_merges
+        try:
+            found = self._batch(texts)
+        finally:
+            model.ignore_merges = before
+        return next((t for t, a, b in zip(texts, meant, found, strict=True) if a != b), None)
+
+    def _batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
 
     def words(self, text: str) -> list[str]:
         """How the file cuts `text` before any merge, in the letters that its tokens have."""

@@ -38,11 +38,23 @@ HfRepo = Annotated[
         help="A model of the Hugging Face hub, fetched once.",
     ),
 ]
+
+
+def model_named(text: str) -> Path:
+    """A path. InputError for an empty one, as a shell's variable without a value is: it would mean
+    this folder."""
+    if not text:
+        raise InputError("the path of a model is empty: expected a GGUF file or a folder")
+    return Path(text)
+
+
 ModelPath = Annotated[
     Path | None,
     typer.Option(
         "--model",
         "-m",
+        parser=model_named,
+        metavar="<path>",
         help="GGUF file or Hugging Face folder; default: SmolLM2-135M-Instruct, fetched once.",
     ),
 ]

@@ -7,6 +7,7 @@ half-split to interleaved rotary pairs, as every llama GGUF has them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
 
-from ..architecture import Architecture
+from ..architecture import Architecture, by_pairs
 from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
@@ -158,25 +159,9 @@ def _normal_order(
 ) -> Iterator[tuple[str, RawTensor, Callable[[Array], Array]]]:
     """Each tensor with the row order of the pairing that its GGUF architecture wants."""
     permuted = c.rope.mode == "neox" and wanted == "normal"
-    heads = {
-        "attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads,
-        "attn_q_norm": 1, "attn_k_norm": 1,  # weights of one head, which all heads share
-    }  # fmt: skip
     for name, t in tensors.items():
-        part = name.split(".")[2] if name.startswith("blk.") else ""
-        if name == YARN:
-            continue
-        if permuted and part in heads:
-            yield name, t, lambda x, h=heads[part]: interleaved(x, h)  # type: ignore[misc]
-        else:
-            yield name, t, lambda x: x
-
-
-def interleaved(rows: Array, heads: int) -> Array:
-    """Rows [H*D, ...] from half-split to interleaved rotary pairs within each head."""
-    head_dim = rows.shape[0] // heads
-    split = rows.reshape(heads, 2, head_dim // 2, *rows.shape[1:])  # [H, 2, D/2, ..]
-    return split.swapaxes(1, 2).reshape(rows.shape)
+        if name != YARN:
+            yield name, t, partial(by_pairs, name, c=c) if permuted else lambda x: x
 
 
 def _typed(

@@ -23,6 +23,8 @@ from starlette.routing import Match, Route
 from ggraph import GgraphError
 
 from . import embeddings, schema
+from .anthropic import Messages
+from .anthropic_blocks import MessagesRequest
 from .bodies import Bodies
 from .conversations import Conversations, items_of, page_of
 from .engine import Service
@@ -50,12 +52,14 @@ class Api:
     generation: Generation = field(init=False)
     metrics: Metrics = field(init=False)
     kept: Responses = field(init=False)
+    other: Messages = field(init=False)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.service.settings)
         self.metrics = Metrics(self.service.worker.batch)
         self.generation = Generation(self.service, self.metrics)
+        self.other = Messages(self.generation)
         s = self.service.settings
         self.kept = Responses(self.generation, Conversations(s.kept, s.kept_bytes))
 
@@ -117,6 +121,20 @@ class Api:
         id = request.path_params["id"]
         self.kept.conversations.drop(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    async def messages(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        body = await self._read(request, MessagesRequest)
+        begin = await run_in_threadpool(self.other.prepared, body)
+        asked = begin()
+        if body.stream:
+            return _stream(asked, self.other.events(asked, _wire(request)))
+        return await _whole(request, asked, self.other.whole(asked))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        body = await self._read(request, MessagesRequest)
+        return JSONResponse({"input_tokens": await run_in_threadpool(self.other.count, body)})
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -220,7 +238,7 @@ async def _while_there(request: Request, work: Awaitable[dict[str, Any]]) -> dic
 
 async def _whole(request: Request, asked: Asked, work: Awaitable[dict[str, Any]]) -> Response:
     if (journal := asked.answers.journal) is not None:
-        return _events(journal.whole(work))
+        return _events(journal.whole(work, request.url.path))
     return JSONResponse(await _while_there(request, work))
 
 
@@ -247,13 +265,13 @@ def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
         try:
             reply = await handler(request)
         except Refused as error:
-            reply = as_reply(error)
+            reply = as_reply(error, path)
         except GgraphError as error:
-            reply = as_reply(Refused(str(error)))
+            reply = as_reply(Refused(str(error)), path)
         except (Gone, ClientDisconnect):
             reply = Response(status_code=CLOSED)
         except asyncio.CancelledError:  # the process ends, or nobody hears this
-            return as_reply(ending())
+            return as_reply(ending(), path)
         reply.headers.setdefault(REQUEST_ID, request_id())
         metrics.requests.labels(path, str(reply.status_code)).inc()
         return reply
@@ -266,7 +284,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
     status, where = getattr(error, "status_code", 500), request.url.path[:200]
     if status != 405:
         said = f"no such address: {where}" if status == 404 else "the server failed"
-        reply = as_reply(Refused(said, status))
+        reply = as_reply(Refused(said, status), where)
         if status >= 500:
             id = reply.headers[REQUEST_ID]
             LOG.error("%s failed, %s", request.url.path, id, exc_info=error)
@@ -274,7 +292,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
     routes = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
     allowed = ", ".join(sorted(m for r in routes for m in r.methods))
     said = f"{where} answers {allowed}, not {request.method}"
-    return as_reply(Refused(said, status, headers={"allow": allowed}))
+    return as_reply(Refused(said, status, headers={"allow": allowed}), where)
 
 
 def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
@@ -287,6 +305,8 @@ def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
         "/v1/responses": api.responses,
         "/v1/responses/input_tokens": api.input_tokens,
         "/v1/responses/{id}/cancel": api.cancel_response,
+        "/v1/messages": api.messages,
+        "/v1/messages/count_tokens": api.count_tokens,
         "/v1/embeddings": api.embeddings,
         "/tokenize": api.tokenize,
         "/detokenize": api.detokenize,

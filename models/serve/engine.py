@@ -30,6 +30,7 @@ from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
 from ggraph.text.prompt import prompt_ids, sewn_prompt
 from ggraph.text.stream import THINK, THOUGHT, TextStream
+from ggraph.text.vocab import fim_ids
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
@@ -37,7 +38,7 @@ from ..pooling import Pooling, pooling_of
 from ..registry import Model
 from ..run.drafting import goes_on
 from ..run.load import Loaded
-from .errors import Refused
+from .errors import TOO_LONG, Refused
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
 from .schema import ResponseFormat, Sampling, Speculative
@@ -50,7 +51,6 @@ FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
-TOO_LONG = "context_length_exceeded"  # by which clients know to send less
 BEYOND = "exceeds the available context size of"  # as llama-server says, for who looks at words
 WAY = "(`ggraph serve -c` sets another)"  # to have a longer context
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
@@ -224,6 +224,27 @@ class Service:
         if any(t >= most for t in prompt):
             raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)
         return self._fits(list(prompt), param)
+
+    def gap_ids(
+        self, before: str | Sequence[int], behind: str, *, special: bool = False
+    ) -> list[int]:
+        """Token ids of a text with a gap, as models are asked to fill it in: what stands before it,
+        what stands behind, and where it begins. Refused where the vocabulary has no tokens for
+        these, as for `text_ids`."""
+        t = self.m.tokenizer
+        found = fim_ids(t.vocabulary.tokens)
+        marks = [found[r] for r in ("fim_pre", "fim_suf", "fim_mid") if r in found]
+        if len(marks) < 3:
+            raise Refused("suffix: this model has no tokens for filling in", param="suffix")
+        for part in (before, behind):
+            self.check_letters(len(part), "prompt")
+        ids = t.encode("")  # what every prompt begins with
+        for mark, part in zip(marks, (before, behind, ""), strict=True):
+            ids.append(mark)
+            if isinstance(part, str):
+                part = t.encode(part, special=special, bos=False, most=self.context)
+            ids += part
+        return self.text_ids(ids)
 
     def check_letters(self, count: int, param: str) -> None:
         """Refused where so many letters of a field cannot fit."""

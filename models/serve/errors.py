@@ -14,7 +14,11 @@ from ggraph import GgraphError
 FORM = re.compile(r"^[A-Z]|[\[-]")  # ToolChoice, list[..], constrained-str
 REQUEST_ID = "x-request-id"  # the header by which a client can name a reply
 ENDS = "the server ends"
+MESSAGES = "/v1/messages"  # how addresses begin whose replies have Anthropic's form
+TOO_LONG = "context_length_exceeded"  # by which clients know to send less
+TOO_LONG_THERE = "prompt is too long: "  # by which those of Anthropic's form do
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+OTHER_KINDS = {404: "not_found_error", 413: "request_too_large"}  # of Anthropic's form
 
 
 class Refused(GgraphError):
@@ -39,13 +43,10 @@ def ending(said: str = ENDS) -> Refused:
     return Refused(said, 503, headers={"retry-after": "1"})
 
 
-def as_reply(error: Refused) -> JSONResponse:
-    """The reply in OpenAI's form."""
-    kind = KINDS.get(error.status, "invalid_request_error")
-    if error.status >= 500:
-        kind = "server_error"
-    told = body(str(error), kind, error.param, error.code)
-    return JSONResponse(told, error.status, headers={**error.headers, REQUEST_ID: request_id()})
+def as_reply(error: Refused, path: str) -> JSONResponse:
+    """The reply to a request of an address."""
+    told, headers = body(error, path), {**error.headers, REQUEST_ID: request_id()}
+    return JSONResponse(told, error.status, headers=headers)
 
 
 def request_id() -> str:
@@ -53,11 +54,16 @@ def request_id() -> str:
     return f"req_{secrets.token_hex(16)}"
 
 
-def body(
-    message: str, kind: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """The JSON of an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def body(error: Refused, path: str) -> dict[str, Any]:
+    """The JSON of an error, in OpenAI's form, or in Anthropic's where an address is of that."""
+    kind = KINDS.get(error.status, "invalid_request_error")
+    if not path.startswith(MESSAGES):
+        kind = "server_error" if error.status >= 500 else kind
+        told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+        return {"error": told}
+    kind = "api_error" if error.status >= 500 else OTHER_KINDS.get(error.status, kind)
+    found = TOO_LONG_THERE if error.code == TOO_LONG else ""
+    return {"type": "error", "error": {"type": kind, "message": f"{found}{error}"}}
 
 
 def of_validation(error: ValidationError) -> Refused:

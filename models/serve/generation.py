@@ -10,13 +10,13 @@ from typing import Any
 from ggraph.text.stream import is_harmony
 
 from .engine import Answers, Service, Wanted
-from .errors import Refused, body
+from .errors import Refused
 from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .messages import Tool
 from .metrics import Metrics
 from .notations import HARMONY, HERMES, Notation, notation_of
-from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
+from .replies import DONE, PING, Dialect, Events, Whole, event, failed, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling
 from .told import PING_SECONDS
 from .tools import Reading, answer_grammar, chosen, demanded, for_template
@@ -105,7 +105,11 @@ class Generation:
         several = isinstance(given, list) and not (given and isinstance(given[0], int))
         prompts: list[Any] = list(given) if several else [given]
         self.service.check_room(len(prompts), asked)
-        ids = [self.service.text_ids(p, special=asked.parse_special) for p in prompts]
+        special = asked.parse_special
+        if asked.suffix:
+            ids = [self.service.gap_ids(p, asked.suffix, special=special) for p in prompts]
+        else:
+            ids = [self.service.text_ids(p, special=special) for p in prompts]
         limit = _limit(asked.max_tokens)
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
         dialect = self.dialect(asked, "cmpl-", chat=False)
@@ -165,7 +169,7 @@ class Generation:
         a.add(what)
         if isinstance(what, Ended):
             if a.error is not None:
-                return event(body(a.error, "server_error"))
+                return failed(a.error)
             return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
         thought = b""
         if what.thought and d.chat:

@@ -17,11 +17,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import body as error_body
-from .replies import DONE, event
+from .errors import MESSAGES
+from .replies import DONE, failed
 from .told import END
 
-ANSWERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ANSWERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES)
 BUSY, UNABLE = 429, 503  # another replica may have room; this one has failed
 LOG = logging.getLogger("ggraph.serve")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts
@@ -187,7 +187,7 @@ class GoingOn:
                     continue
                 if not begun:
                     raise
-                yield event(error_body(f"no replica can go on: {error}", "server_error")) + DONE
+                yield failed(f"no replica can go on: {error}", path) + DONE
                 return
         for part in telling.whole():
             yield part

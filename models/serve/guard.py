@@ -34,7 +34,7 @@ class Guard:
         if refused is None:
             await self.app(scope, receive, send)
         else:
-            await as_reply(refused)(scope, receive, send)
+            await as_reply(refused, scope["path"])(scope, receive, send)
 
     def _refused(self, scope: Scope) -> Refused | None:
         if _head_bytes(scope) > HEAD_BYTES:

@@ -68,10 +68,13 @@ class Message(Body):
         return self.content or ""
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
 class Function(Body):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: FunctionName
     description: LongText | None = None
     parameters: OrNull[dict[str, Any]] = Field(default_factory=dict)
 

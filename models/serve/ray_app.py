@@ -42,9 +42,9 @@ class Front:
             parts = self.going_on.reply(request.method, path, request.headers.items(), body)
             head = await anext(parts)
         except Refused as error:
-            return as_reply(error)
+            return as_reply(error, path)
         except Failed as error:
-            return as_reply(Refused(f"no replica can answer: {error}", 503))
+            return as_reply(Refused(f"no replica can answer: {error}", 503), path)
         assert isinstance(head, Head), head
         return StreamingResponse(_bytes(parts), head.status, _headers(head))
 
@@ -53,12 +53,12 @@ class Front:
         try:
             found = await self.replicas.whole("GET", "/metrics", request.headers.items())
         except Exception as error:  # whatever a hung replica looks like
-            return as_reply(Refused(f"a replica does not answer: {error}"[:300], 503))
+            return as_reply(Refused(f"a replica does not answer: {error}"[:300], 503), "/metrics")
         for head, page in found:
             if head.status != 200:
                 return Response(page, head.status, _headers(head))
         if not found:
-            return as_reply(Refused("no replica answers", 503))
+            return as_reply(Refused("no replica answers", 503), "/metrics")
         pages = {head.replica: page.decode() for head, page in found}
         return Response(joined(pages), media_type=CONTENT_TYPE_LATEST)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ggraph.text.tokenizer import Tokenizer
 
+from .errors import Refused, body
 from .inbox import Ended
 from .voice import Chance, Said
 
@@ -40,6 +41,7 @@ class Whole:
     drafted: int = 0
     accepted: int = 0
     error: str | None = None
+    stopped: str | None = None  # the stop string that ended it
     told: int = 0  # letters of its text that the client has
 
     def untold(self, end: int) -> str:
@@ -53,6 +55,7 @@ class Whole:
             self.text += what.text
             self.thought += what.thought
             self.said.append(what)
+            self.stopped = what.stopped
             return
         self.error, t = what.error, what.text
         if t is not None:
@@ -181,6 +184,12 @@ def event(data: dict[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
     return b"%sdata: %s\n\n" % (head.encode(), one_line(data))
+
+
+def failed(message: str, path: str = "") -> bytes:
+    """The event of a failure amid the answer of an address."""
+    told = body(Refused(message, 500), path)
+    return event(told, str(told.get("type", "")))
 
 
 PING = b": still here\n\n"

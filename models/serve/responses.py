@@ -1,6 +1,6 @@
 """POST /v1/responses: the same answers in the newer form, which can go on from one another."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from .messages import (
     ToolChoice,
 )
 from .replies import PING, Events, Whole, event, usage
-from .schema import ChatRequest, ResponseFormat, ResponsesRequest, Sampling
+from .schema import ChatRequest, ResponseFormat, ResponsesRequest
 from .voice import Said
 from .wire import Wire
 
@@ -80,7 +80,10 @@ class Responses:
             if what is None:
                 return PING
             a.add(what)
-            text = a.untold(turn.asked.shown(a)) if isinstance(what, Said) else ""
+            if isinstance(what, Ended):
+                return b""
+            told.chances += _chances(turn, [what])
+            text = a.untold(turn.asked.shown(a))
             return told.more(turn, text) if text else b""
 
         async for said in self.generation.told(turn.asked.answers, tell, wire):
@@ -142,6 +145,7 @@ class _Teller:
 
     def __init__(self) -> None:
         self.number, self.open = 0, False  # whether the message has begun
+        self.chances = list[dict[str, Any]]()  # of tokens that no event has told of
 
     def __call__(self, kind: str, **facts: Any) -> bytes:
         self.number += 1
@@ -156,17 +160,19 @@ class _Teller:
     def more(self, turn: Turn, text: str) -> bytes:
         """What the message has beyond what was told of it, and its beginning before that."""
         head, self.open = b"" if self.open else self.opened(turn), True
-        if not text:
+        if not text and not self.chances:
             return head
-        at = _place(turn)
-        return head + self("response.output_text.delta", **at, delta=text, logprobs=[])
+        facts = {**_place(turn), "delta": text, "logprobs": self.chances}
+        self.chances = []
+        return head + self("response.output_text.delta", **facts)
 
     def closed(self, turn: Turn, item: dict[str, Any]) -> bytes:
         """The message ends."""
-        at, text = _place(turn), item["content"][0]["text"]
+        at, part = _place(turn), item["content"][0]
+        known = {"text": part["text"], "logprobs": part.get("logprobs", [])}
         return b"".join((
-            self("response.output_text.done", **at, text=text, logprobs=[]),
-            self("response.content_part.done", **at, part=output_part(text)),
+            self("response.output_text.done", **at, **known),
+            self("response.content_part.done", **at, part=part),
             self("response.output_item.done", output_index=0, item=item),
         ))  # fmt: skip
 
@@ -185,7 +191,6 @@ class _Teller:
 
 def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
     """The same question as `/v1/chat/completions` is asked it."""
-    shared = {name: getattr(body, name) for name in Sampling.model_fields if name != "n"}
     told = [Message(role="system", content=body.instructions)] if body.instructions else []
     tools = [
         Tool(type="function", function=Function.model_validate(t.model_dump(exclude={"type"})))
@@ -197,10 +202,11 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
         "messages": [*told, *said], "tools": tools or None, "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "max_tokens": body.max_output_tokens,
+        "logprobs": body.chances, "top_logprobs": body.top_logprobs,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "response_format": ResponseFormat(type=form.type, schema_=form.schema_),
     }  # fmt: skip
-    return ChatRequest.model_construct(**{**shared, **more})
+    return ChatRequest.model_construct(**{**body.shared, **more})
 
 
 def _chosen(flat: FlatChoice | FlatAllowed) -> ToolChoice | AllowedChoice:
@@ -247,7 +253,14 @@ def _message_id(turn: Turn) -> str:
 def _message(turn: Turn, a: Whole) -> dict[str, Any]:
     status = "incomplete" if a.finish == "length" else "completed"
     base = {"id": _message_id(turn), "type": "message", "role": "assistant", "status": status}
-    return {**base, "content": [output_part(turn.asked.text(a))]}
+    chances = {"logprobs": _chances(turn, a.said)} if turn.body.chances else {}
+    return {**base, "content": [{**output_part(turn.asked.text(a)), **chances}]}
+
+
+def _chances(turn: Turn, said: Sequence[Said]) -> list[dict[str, Any]]:
+    """Those of tokens, as a chat has them."""
+    found = turn.asked.dialect.logprobs(said)
+    return [] if found is None else list(found["content"])
 
 
 def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -277,6 +290,7 @@ def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, A
         },
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [t.model_dump(exclude_none=True) for t in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None if a.finish is None else _usage(asked, a),

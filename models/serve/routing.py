@@ -79,7 +79,7 @@ def _referred(given: Any) -> str:
 def prompt_text(asked: Mapping[str, Any]) -> str:
     """The letters of a prompt, about in the order in which a template puts them."""
     parts = [json.dumps(asked["tools"])] if asked.get("tools") else []
-    for key in ("instructions", "messages", "prompt", "input"):
+    for key in ("instructions", "system", "messages", "prompt", "input"):
         parts += _words(asked.get(key))
     return "\n".join(parts)
 

@@ -116,6 +116,11 @@ class Sampling(Body):
         """Stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What another form of the same request has of this one."""
+        return {name: getattr(self, name) for name in Sampling.model_fields if name != "n"}
+
 
 Limit = Annotated[int, Field(ge=-1, lt=1 << 63)] | None  # of tokens; -1 bounds nothing
 TemplateKwargs = Annotated[
@@ -187,7 +192,8 @@ class ChatRequest(Sampling):
 
 class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
-    text are found where it says `parse_special`; else they are text, as whatever a user typed."""
+    text are found where it says `parse_special`; else they are text, as whatever a user typed. With
+    a `suffix` the answer is what stands between the two."""
 
     prompt: Annotated[
         LongText
@@ -199,7 +205,7 @@ class CompletionRequest(Sampling):
     max_tokens: Limit = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Annotated[Any, only(False)] = None
-    suffix: Annotated[Any, only("")] = None
+    suffix: LongText | None = None
     parse_special: OrNull[bool] = False
     best_of: int | None = None
 
@@ -217,7 +223,8 @@ class CompletionRequest(Sampling):
         one = isinstance(self.prompt, str) or not any(
             isinstance(p, list | str) for p in self.prompt
         )
-        return one and len(self.prompt) <= SHORT and self.response_format is None
+        short = len(self.prompt) <= SHORT and not self.suffix
+        return one and short and self.response_format is None
 
 
 class EmbeddingsRequest(Body):
@@ -243,11 +250,7 @@ def _by_another_name(form: Any) -> Any:
     return form
 
 
-def _without_chances(wanted: Any) -> Any:
-    """What a response is to hold beside text, most of it of tools that are not here."""
-    if isinstance(wanted, list) and "message.output_text.logprobs" in wanted:
-        raise unable()
-    return wanted
+CHANCES = "message.output_text.logprobs"  # of what a response is to hold beside text
 
 
 Metadata = Annotated[  # what a client notes on a response, which is given back
@@ -274,13 +277,27 @@ class ResponsesRequest(Sampling):
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None
     n: Annotated[Any, only(1)] = None
-    top_logprobs: Annotated[Any, only(0)] = None
+    include: Any = None  # but for chances all of tools that are not here
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[Any, BeforeValidator(_by_another_name)] = None
-    include: Annotated[Any, BeforeValidator(_without_chances)] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None
     truncation: Annotated[Any, only("disabled")] = None
+
+    @property
+    def chances(self) -> bool:
+        """Whether those of its tokens are told."""
+        return isinstance(self.include, list) and CHANCES in self.include
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _where_they_are_told(cls, value: int | None, info: ValidationInfo) -> int | None:
+        included = info.data.get("include")
+        if value and not (isinstance(included, list) and CHANCES in included):
+            message = "say {chances} in include beside it: else none are told"
+            raise PydanticCustomError("own", message, {"chances": CHANCES})
+        return value
 
 
 class InputTokensRequest(ResponsesRequest):

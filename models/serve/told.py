@@ -118,8 +118,8 @@ class Journal:
                     yield _told(lane, tokens) + one + b"\n\n"
         yield END
 
-    async def whole(self, work: Awaitable[dict[str, Any]]) -> Events:
-        """Tokens as they come, then an event with the status and the body of the reply."""
+    async def whole(self, work: Awaitable[dict[str, Any]], path: str) -> Events:
+        """Tokens as they come, then an event with the status and the body of an address's reply."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self.news.set())
         try:
@@ -132,18 +132,18 @@ class Journal:
                     yield PING
                 for lane in list(self.tokens):
                     yield _told(lane, self.tokens.pop(lane)) + b"\n"
-            yield event(_outcome(task))
+            yield event(_outcome(task, path))
             yield END
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _outcome(task: "asyncio.Future[dict[str, Any]]") -> dict[str, Any]:
+def _outcome(task: "asyncio.Future[dict[str, Any]]", path: str) -> dict[str, Any]:
     try:
         return {"status": 200, "body": task.result()}
     except Refused as error:
-        return {"status": error.status, "body": body(str(error), "invalid_request_error")}
+        return {"status": error.status, "body": body(error, path)}
 
 
 def _is_ours(ended: Ended) -> bool:

@@ -7,6 +7,7 @@ what begins the first call tells them apart, and arguments are held to the funct
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,6 +118,9 @@ def chosen(
     names = {c.function.name for c in named}
     if names - {t.function.name for t in tools} or (demanded(choice) and not tools):
         raise Refused("tool_choice names no tool of this request", param="tool_choice")
+    several = [name for name, n in Counter(t.function.name for t in tools).items() if n > 1]
+    if several:  # a call could not say which is meant
+        raise Refused(f"tools: {several[0]!r} is there twice", param="tools")
     allowed = [t for t in tools if not named or t.function.name in names]
     return allowed if isinstance(choice, ToolChoice) else tools, allowed
 

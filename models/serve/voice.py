@@ -31,7 +31,7 @@ Chances = tuple[Chance, ...]
 
 class Said(NamedTuple):
     """A token, the text that it lets be shown, the likeliest tokens in its place, how many letters
-    there are before it, and what it says that is not for the user."""
+    there are before it, what it says that is not for the user, and the stop string that it ends."""
 
     token: int | None
     text: str
@@ -39,6 +39,7 @@ class Said(NamedTuple):
     best: Chances = ()
     at: int = 0
     thought: str = ""
+    stopped: str | None = None
 
 
 Saying = Callable[[], Said]  # called once, in the order in which they were handed on
@@ -132,7 +133,7 @@ class AnswerVoice:
         text, thought = self.stream.push(token), self.stream.thought
         if last and self.stream.stopped is None:
             text += self.stream.finish()
-        return Said(token, text, chance, best, at, thought)
+        return Said(token, text, chance, best, at, thought, self.stream.stopped)
 
     def _rest(self) -> Said:
         return Said(None, self.stream.finish(), thought=self.stream.thought)

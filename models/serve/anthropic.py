@@ -1,0 +1,188 @@
+"""POST /v1/messages: the same answers in Anthropic's form."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .anthropic_blocks import Chosen, ClientTool, MessagesRequest, conversation
+from .errors import MESSAGES, Refused
+from .generation import Asked, Generation
+from .inbox import Ended
+from .messages import Function, NamedFunction, Tool, ToolChoice
+from .replies import PING, Events, Whole, event, failed, finish_of, usage
+from .schema import ChatRequest, ResponseFormat
+from .voice import Said
+from .wire import Wire
+
+REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+MOST_DIGITS = 4000  # of a whole number; Python reads few more
+
+
+@dataclass(eq=False)
+class Messages:
+    """Answers in the form of `/v1/messages`."""
+
+    generation: Generation
+
+    def prepared(self, body: MessagesRequest) -> Callable[[], Asked]:
+        """As `Generation.chat`."""
+        return self.generation.chat(as_chat(body))
+
+    def count(self, body: MessagesRequest) -> int:
+        """Tokens of what a model would read."""
+        return len(self.generation.prompt(as_chat(body))[0])
+
+    async def whole(self, asked: Asked) -> dict[str, Any]:
+        """The reply, once all of it is there."""
+        a, content = Whole(), _Content()
+        async for heard in self.generation.heard(asked.answers):
+            for _, what in heard:
+                if what is not None:
+                    a.add(what)
+        if a.error is not None:
+            raise self.generation.service.worker.refusal(a.error)
+        content.more("thinking", a.thought)
+        content.rest(asked, a)
+        return {**_message(asked, a), "content": content.blocks, **_end(asked, a)}
+
+    async def events(self, asked: Asked, wire: Wire | None = None) -> Events:
+        """The reply as it comes."""
+        a, content = Whole(), _Content()
+        yield _event("message_start", message={**_message(asked, a), "content": []})
+
+        def tell(index: int, what: Said | Ended | None) -> bytes:
+            if what is None:
+                return PING
+            a.add(what)
+            if isinstance(what, Ended):
+                return b""
+            thought = content.more("thinking", what.thought)
+            return thought + content.more("text", a.untold(asked.shown(a)))
+
+        async for said in self.generation.told(asked.answers, tell, wire):
+            yield said
+        if a.error is not None:
+            yield failed(a.error, MESSAGES)
+            return
+        told = content.rest(asked, a)
+        yield told + _event("message_delta", delta=_end(asked, a), usage=_usage(asked, a))
+        yield _event("message_stop")
+
+
+@dataclass
+class _Content:
+    """The blocks of an answer as they come, and the events that tell of them."""
+
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+    open: str = ""  # the kind of the last one, where it may go on
+
+    def more(self, kind: str, text: str) -> bytes:
+        """More text of a kind, which is the name of its field, too."""
+        if not text:
+            return b""
+        head = b""
+        if self.open != kind:
+            signed = {"signature": ""} if kind == "thinking" else {}
+            head, self.open = self._closed() + self._begun({"type": kind, kind: "", **signed}), kind
+        self.blocks[-1][kind] += text
+        return head + self._more({"type": f"{kind}_delta", kind: text})
+
+    def rest(self, asked: Asked, a: Whole) -> bytes:
+        """What is known at the end: text that was held back, and calls."""
+        told = self.more("text", a.untold(asked.shown(a))) + self._closed()
+        for call in asked.calls(a):
+            name, given = call["function"]["name"], call["function"]["arguments"]
+            told += self._begun({"type": "tool_use", "id": call["id"], "name": name, "input": {}})
+            told += self._more({"type": "input_json_delta", "partial_json": given})
+            told += _event("content_block_stop", index=len(self.blocks) - 1)
+            self.blocks[-1]["input"] = read_input(given)
+        return told
+
+    def _begun(self, block: dict[str, Any]) -> bytes:
+        self.blocks.append(block)
+        return _event("content_block_start", index=len(self.blocks) - 1, content_block=block)
+
+    def _more(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=len(self.blocks) - 1, delta=delta)
+
+    def _closed(self) -> bytes:
+        was, self.open = self.open, ""
+        return _event("content_block_stop", index=len(self.blocks) - 1) if was else b""
+
+
+def as_chat(body: MessagesRequest) -> ChatRequest:
+    """The same question as `/v1/chat/completions` is asked it. Refused where it makes no sense."""
+    said, options = conversation(body), body.output_config
+    choice, goes_on = body.tool_choice, said[-1].role == "assistant" and said[-1].is_text
+    think = {"enabled": True, "disabled": False}.get(body.thinking.type if body.thinking else "")
+    form = options.format and ResponseFormat(type="json_schema", schema_=options.format.schema_)
+    more = {
+        "stop": body.stop_sequences, "messages": said, "max_tokens": body.max_tokens,
+        "tools": [_tool(t) for t in body.tools or ()] or None,
+        "tool_choice": choice and _chosen(choice),
+        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "reasoning_effort": options.effort, "response_format": form,
+        "chat_template_kwargs": None if think is None else {"enable_thinking": think},
+        "add_generation_prompt": not goes_on, "continue_final_message": goes_on,
+    }  # fmt: skip
+    return ChatRequest.model_construct(**{**body.shared, **more})
+
+
+def _tool(t: ClientTool) -> Tool:
+    told = Function(name=t.name, description=t.description, parameters=t.input_schema)
+    return Tool(type="function", function=told)
+
+
+def _chosen(choice: Chosen) -> str | ToolChoice:
+    if choice.type != "tool":
+        return CHOICES[choice.type]
+    if choice.name is None:
+        raise Refused("tool_choice.name: Field required", param="tool_choice")
+    return ToolChoice(type="function", function=NamedFunction(name=choice.name))
+
+
+def read_input(text: str) -> Any:
+    """The arguments of a call. Numbers that no reply can hold are the texts that they were."""
+    return json.loads(text, parse_int=_whole, parse_float=_finite)
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if len(text) < MOST_DIGITS else text
+
+
+def _finite(text: str) -> float | str:
+    return found if math.isfinite(found := float(text)) else text
+
+
+def _message(asked: Asked, a: Whole) -> dict[str, Any]:
+    """What is around the content of an answer that has not ended."""
+    d = asked.dialect
+    return {
+        "id": f"msg_{d.id.partition('-')[2]}", "type": "message", "role": "assistant",
+        "model": d.model, "stop_reason": None, "stop_sequence": None, "usage": _usage(asked, a),
+    }  # fmt: skip
+
+
+def _end(asked: Asked, a: Whole) -> dict[str, Any]:
+    """Why an answer has ended."""
+    finish = str(finish_of(a, asked.calls(a)))
+    reason = REASONS.get(finish, "end_turn" if a.stopped is None else "stop_sequence")
+    stopped = a.stopped if reason == "stop_sequence" else None
+    return {"stop_reason": reason, "stop_sequence": stopped}
+
+
+def _usage(asked: Asked, a: Whole) -> dict[str, int]:
+    """Tokens; those that were in the cache are none of the input's."""
+    counted = usage(asked.answers.prompt_tokens, [a])
+    read = counted["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": counted["prompt_tokens"] - read, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": read, "output_tokens": counted["completion_tokens"],
+    }  # fmt: skip
+
+
+def _event(kind: str, **facts: Any) -> bytes:
+    return event({"type": kind, **facts}, kind)
