@@ -174,7 +174,7 @@ class Proof:
                 why = "in place byte for byte alone" if leave else "not do that in place"
                 what = f"over {r.value!r}, which it reads, and may {why}"
                 yield self._blame.clash(u, w, r, self._common(w, r, run), what)
-        for i, j in self._meetings(run, c.writes, c.writes):
+        for i, j in self._meetings(run, c.writes, c.writes) if len(c.writes) > 1 else ():
             w, other = c.writes[i], c.writes[j]
             if w.value != other.value:
                 what = f"and {other.value!r} to the same bytes"
