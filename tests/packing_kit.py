@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 
-from ggraph.alloc import fit
+from ggraph.alloc import fit, hb
 from ggraph.alloc.fit import Ints, Packing
 from ggraph.alloc.search import climb as climbing
 from ggraph.alloc.search import offline
@@ -29,6 +29,17 @@ def sound(p: Packing, at: Ints) -> bool:
     below = at[p.near] + p.size[p.near] <= at[owner]
     above = at[owner] + p.size[owner] <= at[p.near]
     return bool((below | above).all() and (at >= 0).all())
+
+
+def of_all_trials(p: Packing, birth: Ints, life: Ints) -> tuple[str, Ints, Ints]:
+    """The smallest of all packings that `hb` knows, the first of equal ones."""
+    found = []
+    for name, keys in hb.orders(p, birth, life).items():
+        order = np.lexsort(keys[::-1])
+        for rule in ("best", "first"):
+            total, at = fit.packed(p, order, best=rule == "best")
+            found.append((total, f"{name}, {rule} fit", at, order))
+    return min(found, key=lambda f: f[0])[1:]
 
 
 def crowded(seed: int, m: int = 6) -> tuple[Packing, np.ndarray, int, int]:

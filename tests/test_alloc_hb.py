@@ -4,13 +4,19 @@ import random
 from dataclasses import replace
 from math import prod
 
+import networkx as nx
+import numpy as np
 import pytest
 from alloc_kit import act, golden, golden_schedule, judge, random_schedule, schedule
 from hypothesis import example, given
 from hypothesis import strategies as st
+from packing_kit import of_all_trials
+from test_planning_large import FOUR, wide
 
-from ggraph.alloc import allocate, lower_bounds
+from ggraph import Graph
+from ggraph.alloc import allocate, fit, hb, lower_bounds
 from ggraph.device import HOST, DeviceSpec
+from ggraph.pipeline import Options, make_plan
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, MemoryMap, Value
 
 SIM = DeviceSpec("d", "sim", alignment=32, streams=2)
@@ -212,3 +218,48 @@ def test_no_result_replaces_a_source_that_is_also_read_further_inside() -> None:
         m = allocate(schedule([SIM], [x, y], commands))
         places[starts] = m.regions["y"].offset == m.regions["x"].offset
     assert places == {(0,): True, (0, 32): False}
+
+
+@given(st.randoms(use_true_random=False))
+def test_blocks_that_are_all_in_conflict_end_the_trials_with_the_same_packing(
+    r: random.Random,
+) -> None:
+    """Networkx tells how heavy such blocks can be; no packing takes fewer bytes."""
+    m, share = r.randint(1, 9), r.random()
+    pairs = [(a, b) for a in range(m) for b in range(a) if r.random() < share]
+    graph: nx.Graph[int] = nx.Graph(pairs)
+    size = np.array([r.randint(1, 5) for _ in range(m)], dtype=np.int64)
+    graph.add_nodes_from((k, {"weight": int(n)}) for k, n in enumerate(size))
+    near = [sorted(graph[k]) for k in range(m)]
+    start = np.cumsum([0, *map(len, near)])
+    limit = r.choice((5, 11, fit.NO_LIMIT))
+    p = fit.Packing(size, start, np.array([n for row in near for n in row], dtype=np.int64), limit)
+    birth = np.array([r.randrange(m) for _ in range(m)])
+    life = np.array([r.randint(1, m) for _ in range(m)])
+    why, at, order = of_all_trials(p, birth, life)
+    again = hb.solve(p, birth, life)
+    assert again[0] == why
+    assert (again[1] == at).all()
+    assert (again[2] == order).all()
+    _, heaviest = nx.max_weight_clique(graph)
+    for first in hb.orders(p, birth, life).values():
+        by = np.lexsort(first[::-1])
+        assert size[by[0]] <= hb.clique_bytes(p, by) <= heaviest
+    if len(pairs) == m * (m - 1) // 2:
+        assert hb.clique_bytes(p, order) == size.sum()
+
+
+def test_values_that_streams_may_keep_alive_are_packed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few live at one command, which is all that live bytes tell of; that all are in conflict shows
+    that the first packing is the smallest."""
+    tried: list[int] = []
+
+    def packed(p: fit.Packing, order: fit.Ints, *, best: bool = False) -> tuple[int, fit.Ints]:
+        tried.append(len(p))
+        return fit.packed(p, order, best=best)
+
+    monkeypatch.setattr(hb, "packed", packed)
+    make_plan(Graph.of(wide(40)), (FOUR,), Options(streams=4))
+    assert len([m for m in tried if m > 40]) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from alloc_kit import act, schedule
+from packing_kit import of_all_trials
 
 from ggraph.alloc import hb
 from ggraph.alloc.check import alignments
@@ -141,7 +142,7 @@ def test_a_packing_with_an_overlap_is_refused() -> None:
 def test_trials_that_end_at_a_bound_end_with_the_same_packing(letter: str) -> None:
     """`least` saves the orders behind the first that meets it, and changes nothing else."""
     i = a_to_k(letter)
-    why, at, order = hb.solve(i.packing, i.birth, i.life)
+    why, at, order = of_all_trials(i.packing, i.birth, i.life)
     total = int((at + i.packing.size).max())
     for least in (0, total - 1, total):
         again = hb.solve(i.packing, i.birth, i.life, least)

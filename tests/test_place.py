@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import CPU, SIM0, SIM1, C, E, T, linear, tiny
+from worlds import CPU, SIM0, SIM1, SIM2, C, E, T, linear, schedule_of, tiny
 
 from ggraph import ops
 from ggraph.device import DeviceSpec
@@ -53,6 +53,33 @@ def test_where_windows_are_read_does_not_hang_on_their_number(rows: int) -> None
     assert (of["unit"].device, of["unit"].cause) == (
         "cpu", f"upgrade from sim0: {64 * rows} fewer bytes cross",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reading", "pins", "home"),
+    [
+        (("sim0",), (), "sim0"),
+        (("sim1", "sim0"), (), "sim0"),
+        (("sim0", "sim2"), (), "sim2"),
+        (("sim1",), ("x=sim0",), "sim0"),
+    ],
+)
+def test_an_input_that_the_host_cannot_write_in_place_goes_to_who_reads_it(
+    reading: tuple[str, ...], pins: tuple[str, ...], home: str
+) -> None:
+    """It is copied from the host once, and from there to none but the other readers. What the host
+    sees has the input as ever."""
+    devices, x = [SIM0, SIM1, SIM2], input("x", (T, E))
+    graph = Graph.of({f"y{i}": ops.tanh(x[:, i:]) for i in range(len(reading))})
+    pins += tuple(f"y{i}={device}" for i, device in enumerate(reading))
+    assert place(graph, devices, pins).of["x"].device == home
+    assert place(graph, [*devices, CPU], pins).of["x"].device == (
+        "sim0" if "x=sim0" in pins else "cpu"
+    )
+    copies = [c for c in schedule_of(graph, devices, pins) if c.label.startswith("copy:x")]
+    assert len({w.value for c in copies for w in c.writes if "host" not in w.value}) == len(
+        {home, *reading}
+    )
 
 
 def test_layers_beyond_the_split_go_to_the_fallback() -> None:

@@ -63,6 +63,15 @@ def read_by_all(steps: int) -> list[Tensor]:
     return [h]
 
 
+def wide(steps: int) -> list[Tensor]:
+    """A product of each row of the input, all made before the first step folds one in."""
+    u, x, h = weight("u", (WIDTH, WIDTH)), input("x", (steps, WIDTH)), input("h", (1, WIDTH))
+    made = [ops.mul_mat(u, x[t : t + 1]) for t in range(steps)]
+    for m in made:
+        h = ops.tanh(ops.mul_mat(u, h) + m)
+    return [h]
+
+
 Case = tuple[Callable[[int], list[Tensor]], Sequence[DeviceSpec], Options]
 CASES: dict[str, Case] = {
     "a recurrence": (recurrence, (ONE,), Options()),

@@ -283,6 +283,20 @@ def test_results_on_sources_in_pieces_equal_brute_force(r: random.Random) -> Non
         assert (verdict.start, verdict.stop) in common and verdict.start < verdict.stop
 
 
+@pytest.mark.parametrize(("read", "sound"), [("x:8:16", True), ("x:0:16", False)])
+def test_what_one_result_overwrites_another_may_replace_byte_for_byte(
+    read: str, sound: bool
+) -> None:
+    """The ranges that are read of it are not joined for the one's sake."""
+    reads, writes = accesses(["x:0:8", read]), accesses(["y:8:16", "z:0:8"])
+    move = Command(Do.LAUNCH, S0, "move", "y", reads, writes)
+    leave = {"y": {"may_replace": ("x",)}, "z": {"same_as": "x"}}
+    p = plan({"x": 0, "y": 0, "z": 0}, run(S0, "x"), move, sync(), **leave)
+    verdict = examine(p)
+    assert isinstance(verdict, CounterExample) != sound, str(verdict)
+    assert not disagreement(p)
+
+
 def test_states_that_change_places_are_seen_after_every_run() -> None:
     """Each must hold what the other held: wrong after the first run, right again after the second.
     However many runs are asked for, a chain of heirs is followed to its end."""

@@ -7,16 +7,19 @@ an actor whose first access of a is not, then that one precedes all of b, and th
 b on the actors that the later one does not precede are in a's window. From one run to the next they
 are where the last access of one is not before all of the other's next ones.
 
-Legend: m = blocks asked about, A = actors, E = pairs found.
+Legend: m = blocks asked about, A = actors.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ggraph.alloc.arena_blocks import Blocks
 from ggraph.alloc.fit import Packing
 from ggraph.alloc.precedence import Ints, Precedence, Spans
+
+Pairs = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]  # a * m + b each, in few bytes
 
 
 def conflict_pairs(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
@@ -26,18 +29,16 @@ def conflict_pairs(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
     """
     m = len(of)
     spans = blocks.spans.of(np.asarray(of, dtype=np.int64))
-    pinned = np.flatnonzero([blocks.blocks[i].pinned for i in of])
-    found = [(np.repeat(pinned, m), np.tile(np.arange(m), len(pinned)))]
+    pinned = np.array([blocks.blocks[i].pinned for i in of], dtype=bool)
+    found = [_within(np.arange(m), np.arange(m), np.zeros(m, np.int64), np.where(pinned, m, 0))]
     for actor in range(len(blocks.order.actors)):
         found += _on(blocks.order, spans, actor)
-    a, b = (np.concatenate(side) for side in zip(*found, strict=True))
-    kind = np.min_scalar_type(m * m)
-    pairs = np.concatenate(((a * m + b).astype(kind), (b * m + a).astype(kind)))[np.tile(a != b, 2)]
+    pairs = np.concatenate(found)
+    del found  # where all are in conflict with all, each list of pairs is large
     pairs.sort()
-    pairs = pairs[np.diff(pairs, prepend=kind.type(m * m)) != 0]  # each once
-    row = np.arange(m + 1) * m
-    start = np.searchsorted(pairs, row.astype(kind))
-    return start, pairs.astype(np.int64) - np.repeat(row[:-1], np.diff(start))
+    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]  # each once
+    start = np.searchsorted(pairs, (np.arange(m + 1) * m).astype(pairs.dtype))
+    return start, (pairs % pairs.dtype.type(m)).astype(np.int64)
 
 
 def packing(blocks: Blocks, of: Sequence[int], limit: int) -> Packing:
@@ -53,8 +54,8 @@ def times(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
     return birth, np.array([r[-1] - r[0] + 1 for r in rows], dtype=np.int64)
 
 
-def _on(order: Precedence, s: Spans, actor: int) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs (a, b) that this actor's commands tell of."""
+def _on(order: Precedence, s: Spans, actor: int) -> Iterator[Pairs]:
+    """Pairs that this actor's commands tell of."""
     rows = order.rows_of[actor]
     used = np.flatnonzero(s.last[:, actor])
     if not len(used):  # most actors touch few devices
@@ -67,11 +68,16 @@ def _on(order: Precedence, s: Spans, actor: int) -> Iterator[tuple[Ints, Ints]]:
     yield _within(used, np.searchsorted(rows, s.last[used, actor] - 1), begin, end)
 
 
-def _within(who: Ints, place: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """[E] each: windows [begin, end), by number, and of `who` those whose `place` is inside."""
+def _within(who: Ints, place: Ints, begin: Ints, end: Ints) -> Pairs:
+    """Each window [begin, end), by number, with those of `who` whose `place` is inside, and the
+    other way round; none with itself."""
+    m = len(begin)
+    kind = np.min_scalar_type(m * m)
     by = np.argsort(place, kind="stable")
     low, high = (np.searchsorted(place[by], side) for side in (begin, end))
     count = np.maximum(high - low, 0)
-    window = np.repeat(np.arange(len(count)), count)
-    inside = np.arange(len(window)) - np.repeat(np.cumsum(count) - count - low, count)
-    return window, who[by[inside]]
+    window = np.repeat(np.arange(m, dtype=kind), count)
+    ahead = (np.cumsum(count) - count - low).astype(kind)  # may be below 0, and wraps back
+    inside = who[by].astype(kind)[np.arange(len(window), dtype=kind) - np.repeat(ahead, count)]
+    window, inside = (side[window != inside] for side in (window, inside))
+    return np.concatenate((window * kind.type(m) + inside, inside * kind.type(m) + window))

@@ -10,7 +10,6 @@ rows, limit = bytes of one buffer (no block may cross a multiple of it).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,18 +37,13 @@ class Packing:
         found: list[int] = self.size.tolist()
         return found
 
-    @cached_property
-    def rows(self) -> list[list[int]]:
-        """The conflicts of each block."""
-        return [self.near[a:b].tolist() for a, b in pairwise(self.start)]
-
 
 def fit_one(p: Packing, b: int, at: Sequence[int], *, best: bool) -> int:
     """Offset for block b among those placed `at` their offsets: the lowest gap that holds it, or
     the tightest when `best`."""
-    sizes, need = p.sizes, p.sizes[b]
+    sizes, need, near = p.sizes, p.sizes[b], p.near[p.start[b] : p.start[b + 1]].tolist()
     found, tightest, low = None, NO_LIMIT, 0
-    for n in sorted([n for n in p.rows[b] if at[n] >= 0], key=at.__getitem__):
+    for n in sorted([n for n in near if at[n] >= 0], key=at.__getitem__):
         start = at[n]
         if need <= start - low and need <= start - (gap := _within(low, need, p.limit)) < tightest:
             if not best:

@@ -114,10 +114,10 @@ def _merged(steps: list[Step], before: list[list[Command]], marks: dict[int, str
 def _overlapping(body: list[Command], o: Ordering) -> list[Command]:
     """Let run k+1 be enqueued while run k computes.
 
-    Each stream begins by waiting for the other streams' end of the run before (copies of rotating
-    inputs need not: their slot was given up two runs ago). The host, before it leaves run k, waits
-    for the end of run k-1, so that the slot it writes next is free; with one slot it waits for
-    the run before at once.
+    Each stream begins by waiting for the end of the run before on its device's other streams and on
+    those that its device meets (copies of rotating inputs need not: their slot was given up two
+    runs ago). The host, before it leaves run k, waits for the end of run k-1, so that the slot it
+    writes next is free; with one slot it waits for the run before at once.
     """
     ends = {a: f"end:{a}" for a in sorted({c.actor for c in body if c.actor != HOST_ACTOR})}
     syncs = [_wait(HOST_ACTOR, event, o) for event in ends.values()]
@@ -125,10 +125,29 @@ def _overlapping(body: list[Command], o: Ordering) -> list[Command]:
     rotates = o.n_copies > 1
     feeds = {f"copy:{t.name}" for t in o.graph.leaves(Kind.INPUT)} if rotates else set()
     found = [] if rotates else list(syncs)
-    waited = {HOST_ACTOR}
+    waited, met = {HOST_ACTOR}, _met(body, o)
     for c in body:
         if c.actor not in waited and c.label not in feeds and c.do is not Do.RECORD:
             waited.add(c.actor)
-            found += [_wait(c.actor, e, o) for a, e in ends.items() if a != c.actor]
+            others = met[c.actor.device] - {c.actor}
+            found += [_wait(c.actor, e, o) for a, e in ends.items() if a in others]
         found.append(c)
     return [*found, *(syncs if rotates else ()), *records]
+
+
+def _met(body: list[Command], o: Ordering) -> dict[str, set[Actor]]:
+    """For each device its streams, and those of others that touch bytes which its own touch, one of
+    the two writing. Who else is behind by a run, or ahead, is no matter."""
+    storage = {t.name: t.storage.name for t in o.graph}
+    touched: dict[Actor, tuple[set[str], set[str]]] = {}  # by each stream: in all, and written
+    for c in body:
+        sides = touched.setdefault(c.actor, (set(), set()))
+        for of, accesses in zip(sides, ((*c.reads, *c.writes), c.writes), strict=True):
+            of.update(storage.get(a.value, a.value) for a in accesses)
+    found: dict[str, set[Actor]] = {}
+    for a, (used, written) in touched.items():
+        there = found.setdefault(a.device, set())
+        for b, (also, wrote) in touched.items():
+            if a.device == b.device or used & wrote or written & also:
+                there.add(b)
+    return found

@@ -3,8 +3,9 @@
 The order of the reasons, first that applies: pins; the home of weights and states (layers, else the
 first device with room); an op whose largest weight or state decides; expansion from neighbours;
 fallback. Devices stand in priority order. The last host-visible one (else the last) is the
-fallback; it also holds the inputs. Nothing here knows an op's name: `DeviceSpec.supports` and the
-declared cost are asked. Source of the idea: ggml's scheduler passes 1-4.
+fallback; it also holds the inputs, where the host sees it or an op there reads them. Nothing here
+knows an op's name: `DeviceSpec.supports` and the declared cost are asked. Source of the idea:
+ggml's scheduler passes 1-4.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ggraph.device import DeviceSpec
 from ggraph.graph import Graph
 from ggraph.place.homes import layer_table, leaves
-from ggraph.place.ops import decided, expand, follow, improve
+from ggraph.place.ops import decided, expand, feed, follow, improve
 from ggraph.place.pins import Pin, Pinned, match, remaining
 from ggraph.place.work import begin
 from ggraph.plan import Placement
@@ -46,5 +47,6 @@ def place_pinned(
     decided(work)
     expand(work)
     improve(work)
+    feed(work)
     follow(work)
     return Placement(graph, work.devices, {t.name: work.of[t.name] for t in graph})

@@ -197,6 +197,18 @@ def _copied(s: Tensor) -> Tensor:
     return s
 
 
+def feed(work: Work) -> None:
+    """Inputs that the host cannot write in place go to a device that reads them, the first in the
+    list: it would have had a copy, by way of the fallback."""
+    if work.fallback.host_visible:
+        return
+    for t in work.graph.leaves(Kind.INPUT):
+        there = {work.of[r.name].device for r in work.readers[t.name]}
+        if there and t.name not in work.pinned and work.fallback.name not in there:
+            first = next(d.name for d in work.devices if d.name in there)
+            work.put(t, first, "input, copied from the host to who reads it")
+
+
 def follow(work: Work) -> None:
     """Views lie with what they look at; results that overwrite one lie with what they overwrite."""
     for t in work.graph:

@@ -163,9 +163,9 @@ class Proof:
         if c.do is Do.COPY:
             turns = [*_turns(c.writes)], [*_turns(reads)]
         else:
-            reads = _deduplicated(
-                reads, {n for w in c.writes for n in (w.value, values[w.value].same_as)}
-            )
+            # Not what one result overwrites and another may only replace, byte for byte, or not.
+            over = (frozenset((w.value, values[w.value].same_as)) for w in c.writes)
+            reads = _deduplicated(reads, frozenset.intersection(*over))
         for i, j in self._meetings(run, c.writes, reads):
             w, r = c.writes[i], reads[j]
             ahead = turns[0][i] - turns[1][j] if c.do is Do.COPY else None
@@ -174,7 +174,7 @@ class Proof:
                 why = "in place byte for byte alone" if leave else "not do that in place"
                 what = f"over {r.value!r}, which it reads, and may {why}"
                 yield self._blame.clash(u, w, r, self._common(w, r, run), what)
-        for i, j in self._meetings(run, c.writes, c.writes):
+        for i, j in self._meetings(run, c.writes, c.writes) if len(c.writes) > 1 else ():
             w, other = c.writes[i], c.writes[j]
             if w.value != other.value:
                 what = f"and {other.value!r} to the same bytes"
@@ -223,7 +223,7 @@ def _turns(accesses: Sequence[Access]) -> Iterator[int]:
 def _deduplicated(
     reads: Sequence[Access], overwritten: AbstractSet[str | None]
 ) -> tuple[Access, ...]:
-    """Each range once; of values that the command overwrites anyway the ranges joined."""
+    """Each range once; of values that all results overwrite anyway the ranges joined."""
     joined: dict[str, list[tuple[int, int]]] = {}
     found: list[Access] = []
     for a in dict.fromkeys(reads):
