@@ -64,6 +64,7 @@ def test_a_value_listed_under_another_name() -> None:
     [
         (act(Do.LAUNCH, Actor("gpu"), [X]), "command 0 (launch launch): unknown device 'gpu'"),
         (act(Do.LAUNCH, Actor("d", 3), [X]), "unknown stream d.3; the device has 1"),
+        (act(Do.LAUNCH, Actor("d", 1), [X]), "unknown stream d.1; the device has 1"),
         (act(Do.LAUNCH, Actor("d", -1), [X]), "unknown stream d.-1"),
         (act(Do.LAUNCH, Actor("d"), [Y]), "command 0: access y[0:100] to a value"),
         (
@@ -80,6 +81,13 @@ def test_bad_commands(command: Command, message: str) -> None:
     with pytest.raises(AllocError) as caught:
         allocate(schedule([SIM], [X], [command]))
     assert message in str(caught.value)
+
+
+def test_streams_for_copies_stand_behind_the_others() -> None:
+    device = replace(SIM, streams=2, copy_streams=1)
+    assert allocate(use(X, device=device, actor=Actor("d", 2))).arena_bytes == 64
+    with pytest.raises(AllocError, match=r"unknown stream d\.3; the device has 3"):
+        allocate(use(X, device=device, actor=Actor("d", 3)))
 
 
 def test_a_launch_on_the_host_is_a_host_step_of_its_own_queue() -> None:
