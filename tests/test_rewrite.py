@@ -165,6 +165,37 @@ def test_windows_are_copied_once_for_all_that_take_no_gaps() -> None:
     assert all(np.array_equal(before[n], after[n]) for n in out)
 
 
+def test_one_window_among_what_has_no_gaps_is_copied_and_the_rest_is_not() -> None:
+    x = input("x", (4, 3))
+    wide, plain = ops.tanh(input("w", (4, 6))), ops.exp(x)
+    graph = Graph.of({"y": ops.mul(ops.columns(wide, 1, 3), plain)})
+    changed = rewrite_by("copy_windows", graph, picky)
+    assert [s.op for s in changed["y"].sources] == ["cont", "exp"]
+
+
+def test_nothing_is_copied_where_a_copy_would_have_no_kernel() -> None:
+    """Nor where the reader has none either way; what is not copied is not asked for."""
+    wide = ops.tanh(input("w", (4, 6)))
+    whole = ops.relu(input("x", (4, 3)))
+    graph = Graph.of({"y": ops.mul(ops.columns(wide, 1, 3), whole)})
+    for without, copies in (("cont", 0), ("mul", 0), ("relu", 1)):
+        runs = lambda t, op=without: t.op != op and (t.op == "cont" or picky(t))  # noqa: E731
+        changed = rewrite_by("copy_windows", graph, runs)
+        assert [t.op for t in changed.nodes].count("cont") == copies, without
+
+
+def test_a_kernel_counts_where_every_device_supports_and_has_it() -> None:
+    wide = ops.tanh(input("w", (4, 6)))
+    graph = Graph.of({"y": ops.exp(ops.columns(wide, 1, 3))})
+    whole = lambda t: t.op == "cont" or all(s.is_contiguous for s in t.sources)  # noqa: E731
+    able = DeviceSpec("a", "sim")
+    has = replace(able, name="b", compiled=whole)
+    lacks = replace(has, ops=frozenset({"tanh", "cont"}))
+    for devices, copies in (([has], 1), ([able, has], 1), ([able], 0), ([lacks], 0)):
+        made = [t.op for t in rewrite(graph, devices).nodes]
+        assert made.count("cont") == copies, (devices, made)
+
+
 def rewrite_by(name: str, graph: Graph, runs: Callable[[Tensor], bool]) -> Graph:
     """One rule, where devices have kernels as `runs` says."""
     (rule,) = (r for r in RULES if r.name == name)
