@@ -77,6 +77,23 @@ def test_orderings_are_bought_where_no_layout_fits() -> None:
     assert {c.actor.stream for c in tight.plan.schedule if c.do is Do.LAUNCH} > {0}
 
 
+def test_a_longer_search_is_tried_where_no_bound_forbids_it() -> None:
+    """With just the bytes that a bound asks for, of graphs for which ggml's way takes more."""
+    tried = 0
+    for seed in range(12):
+        graph = random_graph(random.Random(seed), 24)
+        plan = make_plan(graph, [CPU], Options(memory="ggml")).plan
+        need = lower_bounds(plan.schedule)["cpu"].nbytes
+        if need < plan.memory.buffers["arena@cpu"].nbytes:
+            options = Options(memory="ggml", capacity={"cpu": need})
+            found = make_plan(graph, [CPU], options)
+            assert arenas(found)["cpu"] == need
+            log = "\n".join(found.plan.log)
+            assert "trying: search offsets for longer" in log and "skipped" not in log
+            tried += 1
+    assert tried >= 3
+
+
 @pytest.mark.parametrize("spare", [2, 3])
 def test_no_more_orderings_are_bought_than_may_be_spared(spare: int) -> None:
     options = Options(streams=3, capacity={"sim0": 640}, spare_waits=spare)

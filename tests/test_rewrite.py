@@ -17,6 +17,7 @@ from ggraph.errors import GraphError, InputError
 from ggraph.formats.quants import quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
+from ggraph.ops.fused import FEW_ROWS
 from ggraph.pipeline import make_plan
 from ggraph.rewrite import RULES, Known, Rule, drop_identities, merge_duplicates, rewrite
 from ggraph.tensor import Kind, Tensor, frozen, input, state, weight
@@ -49,7 +50,25 @@ def test_zeros_of_two_signs_are_not_the_same(form: Callable[[float], Any]) -> No
 def test_outputs_are_never_merged_away() -> None:
     x = input("x", (4,))
     g = merge_duplicates(Graph.of({"a": x + x, "b": x + x}))
-    assert {t.name for t in g.outputs} == {"a", "b"}
+    assert {t.name: t.op for t in g.outputs} == {"a": "add", "b": "add"}
+
+
+def test_a_copy_of_a_leaf_or_of_a_changed_state_stays() -> None:
+    x, s = input("x", (4, 8)), state("s", (4, 8))
+    changed = ops.set_rows(s, x, input("i", (4,), I32))
+    for source, copies in ((x, 1), (s, 1), (changed, 1), (ops.tanh(x), 0)):
+        g = drop_identities(Graph.of({"out": ops.add(ops.cont(source), x)}))
+        assert [t.op for t in g.nodes].count("cont") == copies, source
+
+
+def test_few_rows_of_a_gated_unit_are_counted_over_all_axes_but_the_last() -> None:
+    spec = DeviceSpec("cpu", "cpu", fused=frozenset({"mul_mat_gated"}))
+    gates, ups = weight("gates", (4, 8, 32)), weight("ups", (4, 8, 32))
+    for rows, each, taken in ((FEW_ROWS, 1, 1), (FEW_ROWS, 2, 0), (FEW_ROWS + 1, 1, 0)):
+        x, ids = input("x", (rows, 1, 32)), input("ids", (rows, each), I32)
+        unit = ops.swiglu(ops.mul_mat_id(gates, x, ids), ops.mul_mat_id(ups, x, ids))
+        made = [t.op for t in rewrite(Graph.of({"y": unit}), [spec]).nodes]
+        assert made.count("mul_mat_gated") == taken, (rows, each)
 
 
 def test_a_scale_that_changes_nothing_goes() -> None:
