@@ -10,6 +10,7 @@ from ggraph.alloc import allocate, lower_bounds
 from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Schedule, Value
+from ggraph.tensor import MAX_BYTES
 
 SIM = DeviceSpec("d", "sim", alignment=32)
 X, Y = Value("x", "d", 64), Value("y", "d", 100)
@@ -24,7 +25,7 @@ def use(*values: Value, device: DeviceSpec = SIM, actor: Actor | None = None) ->
     [
         (Value("x", "gpu", 4), "%x: unknown device 'gpu'; known: d, host"),
         (Value("x", "d", -4), "%x: size -4 is outside"),
-        (Value("x", "d", 1 << 63), f"%x: size {1 << 63} is outside"),
+        (Value("x", "d", MAX_BYTES + 1), f"%x: size {MAX_BYTES + 1} is outside 0..{MAX_BYTES}"),
         (Value("x", "d", 4, slots=0), "%x: 0 slots"),
         (Value("x", "d", 4, same_as="z"), "%x: may lie on %z"),
         (Value("x", "d", 4, None, ("z",)), "%x: may lie on %z"),
@@ -40,8 +41,16 @@ def test_bad_values(value: Value, message: str) -> None:
 
 def test_sizes_that_overflow_together() -> None:
     many = [Value(f"v{k}", "d", 1 << 61) for k in range(3)]
-    with pytest.raises(AllocError, match=f"together need {3 << 61} bytes"):
-        allocate(use(*many))
+    for values in (many, [Value("x", "d", 1 << 61, slots=3)]):
+        with pytest.raises(AllocError, match=f"together need {3 << 61} bytes"):
+            allocate(use(*values))
+
+
+def test_the_largest_size_and_the_least_are_served() -> None:
+    device = replace(SIM, memory_bytes=MAX_BYTES, max_buffer_bytes=MAX_BYTES)
+    nothing = Value("nothing", "d", 0)
+    for x in (Value("x", "d", MAX_BYTES), Value("x", "d", MAX_BYTES // 2, slots=2)):
+        assert allocate(use(x, nothing, device=device)).arena_bytes == MAX_BYTES
 
 
 def test_a_value_listed_under_another_name() -> None:
@@ -55,6 +64,7 @@ def test_a_value_listed_under_another_name() -> None:
     [
         (act(Do.LAUNCH, Actor("gpu"), [X]), "command 0 (launch launch): unknown device 'gpu'"),
         (act(Do.LAUNCH, Actor("d", 3), [X]), "unknown stream d.3; the device has 1"),
+        (act(Do.LAUNCH, Actor("d", 1), [X]), "unknown stream d.1; the device has 1"),
         (act(Do.LAUNCH, Actor("d", -1), [X]), "unknown stream d.-1"),
         (act(Do.LAUNCH, Actor("d"), [Y]), "command 0: access y[0:100] to a value"),
         (
@@ -71,6 +81,13 @@ def test_bad_commands(command: Command, message: str) -> None:
     with pytest.raises(AllocError) as caught:
         allocate(schedule([SIM], [X], [command]))
     assert message in str(caught.value)
+
+
+def test_streams_for_copies_stand_behind_the_others() -> None:
+    device = replace(SIM, streams=2, copy_streams=1)
+    assert allocate(use(X, device=device, actor=Actor("d", 2))).arena_bytes == 64
+    with pytest.raises(AllocError, match=r"unknown stream d\.3; the device has 3"):
+        allocate(use(X, device=device, actor=Actor("d", 3)))
 
 
 def test_a_launch_on_the_host_is_a_host_step_of_its_own_queue() -> None:

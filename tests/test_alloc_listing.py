@@ -9,7 +9,7 @@ from ggraph import ops
 from ggraph.alloc import allocate
 from ggraph.alloc.dyn import DynAllocator
 from ggraph.alloc.ggml import Node, NodeList, plan_list
-from ggraph.alloc.listing import ggml_op, layout
+from ggraph.alloc.listing import buffer_order, ggml_op, layout, list_schedule
 from ggraph.device import DeviceSpec
 from ggraph.dtype import I32, I64
 from ggraph.graph import Graph
@@ -165,10 +165,66 @@ def test_s9_the_copies_of_a_split_are_placed_at_its_start() -> None:
     b = ops.mul_mat(w, a, name="b")
     graph = Graph.of({"y": ops.concat([b, x2], axis=0, name="y")})
     far = DeviceSpec("sim0", "sim", alignment=128)
-    m = allocate(scheduled(graph, far, CPU), mode="ggml")
+    s = scheduled(graph, far, CPU)
+    listing, _ = list_schedule(s, buffer_order(s))
+    listed = [listing.tensors[i].name for i in listing.nodes]
+    assert listed[:5] == ["x1 (dep)", "x1@sim0", "x2 (dep)", "x2@sim0", "a"]
+    assert listed[5:] == ["b", "y", "y (dep)", "y@host"]
+    m = allocate(s, mode="ggml")
     got = {n: m.regions[n].offset for n in ("x1@sim0", "x2@sim0", "a", "b", "y")}
     assert got == {"x1@sim0": 0, "x2@sim0": 1024, "a": 2048, "b": 0, "y": 2048}
     assert m.buffers["arena@sim0"].nbytes == 4096
+
+
+def test_what_a_schedule_without_a_graph_is_listed_as() -> None:
+    """Rule by rule: what is told of each value, and what stands in the order of execution."""
+    x, scratch = Value("x", "d", 64, slots=2), Value("scratch", "d", 8)
+    held, before = Value("held", "d", 32, kept=True), Value("before", "d", 32, initial=True)
+    a, b = Value("a", "d", 64), Value("b", "d", 64, same_as="a")
+    copied, c, p = Value("b@e", "e", 64, slots=2), Value("c", "e", 64), Value("p", "e", 64)
+    devices = [DeviceSpec("d", "sim", alignment=64), DeviceSpec("e", "sim", alignment=128)]
+    d, e = Actor("d"), Actor("e")
+    s = schedule(
+        devices,
+        [x, scratch, held, before, a, b, copied, c, p],
+        [
+            act(Do.HOST_WRITE, HOST_ACTOR, (), [x]),
+            act(Do.LAUNCH, d, [x], [a, scratch, held, before]),
+            act(Do.LAUNCH, d, [a], [b]),
+            act(Do.COPY, e, [b], [copied]),
+            act(Do.LAUNCH, e, [copied], []),
+            act(Do.LAUNCH, e, [copied], [c]),
+            act(Do.LAUNCH, e, [c], [p]),
+            act(Do.HOST_READ, HOST_ACTOR, [c]),
+        ],
+    )
+    listing, at = list_schedule(s, buffer_order(s))
+    names = [node.name for node in listing.tensors]
+    found = {
+        node.name: (
+            node.nbytes,
+            [names[i] for i in node.sources],
+            None if node.view_of is None else names[node.view_of],
+            "input" * node.is_input + " output" * node.is_output,
+            node.buffer,
+        )
+        for node in listing.tensors
+    }
+    assert found == {
+        "x": (128, [], None, "input output", 0),  # S8
+        "a": (64, ["x", "scratch", "held", "before"], None, "", 0),
+        "scratch": (8, [], None, "", 0),
+        "held": (32, [], None, "input output", 0),
+        "before": (32, [], None, "input output", 0),
+        "b": (64, ["a"], "a", "", 0),
+        "b (dep)": (0, ["b"], "a", "", 0),  # S9, A23: a view of what owns the bytes
+        "b@e": (256, [], None, "input output", 1),  # S8
+        "c": (64, ["b@e"], None, " output", 1),  # A13
+        "p": (64, ["c"], None, "", 1),
+    }
+    assert [names[i] for i in listing.nodes] == ["a", "b", "b (dep)", "b@e", "c", "p"]
+    assert [names[i] for i in listing.leafs] == ["x"]
+    assert at == {name: names.index(name) for name in s.values}
 
 
 def test_scratch_lives_only_while_its_command_runs() -> None:

@@ -1,6 +1,8 @@
 """The QKV fork at full width: the real allocator's numbers, upstream's check, `verify`, `hb`."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +67,19 @@ def test_hb_verifies_on_the_same_streams_and_has_a_price(name: str) -> None:
     assert verify(serial).certificate.peak_bytes <= verify(plan).certificate.peak_bytes
     assert len({c.actor for c in plan.schedule if c.node and c.node.endswith("_mul")}) == 4
     assert "UNORDERED" not in "\n".join(tenants(plan.schedule, plan.memory, "q_rope"))
+
+
+def test_the_table_of_the_manual_is_what_the_forks_give() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "memory.md").read_text()
+    section = text.split("## Upstream's streams")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?)(?: \(never run so\))? \| (\d.*) \|$", section, re.M)
+    shown = {name: [int(n.replace(",", "")) for n in cells.split(" | ")] for name, cells in rows}
+    counted = {}
+    for name, (fork, _) in FORKS.items():
+        ggml, hb, serial = fork.plan("ggml"), fork.plan("hb"), fork.serial("hb")
+        races_seen = [len(write_write_faults(fork, ggml.memory)), len(read_write_races(ggml))]
+        counted[name] = races_seen + [device_bytes(p) for p in (ggml, hb, serial)]
+    assert shown == counted
 
 
 def test_on_one_stream_upstreams_plan_is_sound() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import networkx as nx
 import pytest
@@ -13,7 +14,7 @@ from worlds import CPU, SIM0, SIM1, C, E, T, linear, no_reuse, schedule_of, tiny
 from ggraph import ops
 from ggraph.backends.sim import sim_spec
 from ggraph.device import DeviceSpec
-from ggraph.dtype import I32
+from ggraph.dtype import F32, I32
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
 from ggraph.ops.copies import copy
@@ -114,7 +115,20 @@ def test_events_are_the_transitive_reduction_of_what_is_needed(
     graph = tiny(layers)
     devices = [SIM0, SIM1] if peer else [SIM0]
     split_at = {"sim0": 1, "sim1": layers - 1} if peer else None
-    s = schedule_of(graph, devices, layers=split_at, streams=streams)
+    assert_fewest_events(schedule_of(graph, devices, layers=split_at, streams=streams))
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 2))
+def test_events_are_as_few_on_whatever_streams_a_random_graph_lies(
+    r: random.Random, copy_streams: int
+) -> None:
+    graph = random_graph(r)
+    lanes = {t.name: r.randrange(4) for t in graph.nodes}
+    device = sim_spec("sim0", streams=4, copy_streams=copy_streams)
+    assert_fewest_events(schedule_of(graph, [device], streams=4, on_stream=lanes))
+
+
+def assert_fewest_events(s: Schedule) -> None:
     needed = nx.transitive_reduction(needed_edges(s))
     crossing = [e for e in needed.edges if s.commands[e[0]].actor != s.commands[e[1]].actor]
     assert len(doing(s, Do.WAIT)) == len(crossing)
@@ -127,9 +141,17 @@ def test_forced_sync_cuts_a_split_and_makes_the_host_wait() -> None:
     assert [x.nodes[0] for x in s.splits.splits] == ["blk.0.norm", "blk.0.v"]
     syncs = [c for c in s if c.do is Do.HOST_SYNC]
     assert {c.waits_for.device for c in syncs if c.waits_for} == {"sim0"}
-    assert len(syncs) > len(
-        [c for c in schedule_of(GRAPH, [SIM0], streams=2) if c.do is Do.HOST_SYNC]
-    )
+    forced = [c.label for c in syncs if c.label.startswith("forced:")]
+    last = [x.nodes[-1] for x in s.splits.splits]
+    assert list(dict.fromkeys(forced)) == [f"forced:{name}" for name in last]
+
+
+def test_a_cut_split_keeps_its_copies_apart_from_its_nodes() -> None:
+    s = schedule_of(GRAPH, [SIM0, CPU], ["^head=cpu"], forced_sync=["y"])
+    plain = schedule_of(GRAPH, [SIM0, CPU], ["^head=cpu"])
+    for field in ("copies_in", "nodes"):
+        here, there = ([n for x in p.splits.splits for n in getattr(x, field)] for p in (s, plain))
+        assert here == there and here
 
 
 def test_the_host_waits_where_the_cpu_needs_a_device() -> None:
@@ -156,7 +178,7 @@ def test_a_value_comes_to_the_host_once_for_all_devices_and_the_reader() -> None
 def test_inputs_rotate_and_runs_overlap() -> None:
     s = schedule_of(GRAPH, [SIM0], n_copies=2, overlap=True)
     assert s.values["x"].slots == s.values["x@host"].slots == 2
-    assert s.values["blk.0.q"].slots == 1
+    assert s.values["blk.0.q"].slots == s.values["y@host"].slots == 1
     assert "end of run" not in [c.label for c in s]
     assert [c.do for c in s if c.actor != HOST_ACTOR][-1] is Do.RECORD
 
@@ -170,6 +192,22 @@ def shares(s: Schedule, c: Command, d: Command) -> bool:
 
     touched = {first(x.value) for x in (*d.reads, *d.writes)}
     return any(first(x.value) in touched for x in c.writes)
+
+
+@pytest.mark.parametrize("n_copies", [1, 2, 3])
+def test_the_host_waits_for_the_run_before_as_late_as_its_slots_allow(n_copies: int) -> None:
+    """With one slot before it writes the inputs anew, with more behind all that it enqueues."""
+    s = schedule_of(GRAPH, [SIM0], n_copies=n_copies, overlap=True)
+    ends = {c.event for c in s if str(c.event).startswith("end:")}
+    here = [i for i, c in enumerate(s) if c.do is Do.HOST_SYNC and c.event in ends]
+    writes = [i for i, c in enumerate(s) if c.do is Do.HOST_WRITE]
+    assert len(here) == len(ends) > 0
+    if n_copies == 1:
+        assert max(here) < min(writes)
+    else:
+        rest = [c.do for c in s.commands[min(here) :]]
+        assert rest == [Do.HOST_SYNC] * len(ends) + [Do.RECORD] * len(ends)
+    assert isinstance(examine(no_reuse(s)), Certificate)
 
 
 def test_streams_of_overlapping_runs_wait_once_for_each_other_s_end() -> None:
@@ -230,6 +268,17 @@ def test_the_third_weight_that_is_copied_waits_for_the_readers_of_the_first() ->
             assert before == (j >= i + 2), (i, j)
 
 
+def test_the_critical_path_is_the_longest_sum() -> None:
+    x = input("x", (16, 64))
+    s = schedule_of(Graph.of([ops.exp(ops.tanh(x, name="a"), name="b")]), [CPU])
+    took = {c.label: c.seconds for c in s}
+    seconds, chain = critical_path(s)
+    assert [c.label for c in chain] == ["a", "b"]
+    assert seconds == pytest.approx(took["a"] + took["b"]) and speedup(s) == pytest.approx(1)
+    nothing = replace(s, commands=())
+    assert critical_path(nothing) == (0.0, ()) and speedup(nothing) == 1
+
+
 def test_estimates_are_the_slower_of_arithmetic_and_memory_and_a_fixed_cost() -> None:
     spec = DeviceSpec("d", "sim", flops_per_s=1e6, bytes_per_s=1e6, launch_s=0.5)
     x, w = input("x", (16, 64)), weight("w", (32, 64))
@@ -250,8 +299,32 @@ def test_estimates_of_copies_go_by_the_slower_end_of_the_way(
     two = sim_spec("sim1", peer_bytes_per_s=peer and 2e3, link_bytes_per_s=1e3, launch_s=0.5)
     a = ops.tanh(input("x", (4, 8)), name="a")
     s = schedule_of(Graph.of([ops.tanh(a, name="b")]), [one, two], ("a=sim0", "b=sim1"))
-    moved = [c.seconds for c in s if c.label in ("copy:a@host", "copy:a@sim1")]
-    assert moved == pytest.approx(seconds)
+    moved = [c for c in s if c.label in ("copy:a@host", "copy:a@sim1")]
+    assert [c.seconds for c in moved] == pytest.approx(seconds)
+    assert [c.actor.device for c in moved] == ["sim0", "sim1"][-len(seconds) :]
+
+
+@pytest.mark.parametrize("rates", [(4e3, 0.0), (0.0, 4e3)])
+def test_a_device_that_reaches_no_other_is_nobodys_peer(rates: tuple[float, float]) -> None:
+    one, two = (sim_spec(f"sim{i}", peer_bytes_per_s=rate) for i, rate in enumerate(rates))
+    a = ops.tanh(input("x", (4, 8)), name="a")
+    s = schedule_of(Graph.of([ops.tanh(a, name="b")]), [one, two], ("a=sim0", "b=sim1"))
+    assert "copy:a@host" in doing(s, Do.COPY)
+
+
+def test_estimates_of_copies_from_and_to_the_host_and_the_cpu() -> None:
+    """128 bytes: what they take on the link and once to begin, whoever the host's end is. Copies
+    out go by the stream for that."""
+    far = sim_spec("sim0", link_bytes_per_s=8e3, launch_s=0.25, copy_streams=2)
+    a = ops.tanh(input("x", (4, 8)), name="a")
+    graph = Graph.of({"y": ops.tanh(ops.tanh(a, name="b"), name="y")})
+    took = {"copy:x@sim0": 0, "copy:a@cpu": 1, "copy:b@sim0": 0, "copy:y@host": 1}
+    alone = {"copy:x": 0, "copy:y@host": 1}
+    for devices, expected in (([far, CPU], took), ([far], alone)):
+        s = schedule_of(graph, devices, ("a=sim0", "b=cpu", "y=sim0") if devices[1:] else ())
+        copies = {c.label: c for c in s if c.do is Do.COPY}
+        assert {n: c.actor.stream - far.streams for n, c in copies.items()} == expected
+        assert [c.seconds for c in copies.values()] == pytest.approx([0.266] * len(copies))
 
 
 @pytest.mark.parametrize(("copy_streams", "onto", "away"), [(0, 0, 0), (1, 3, 3), (2, 3, 4)])
@@ -269,6 +342,26 @@ def test_copies_go_by_the_device_s_copy_streams(copy_streams: int, onto: int, aw
         "a@sim1": f"sim1.{onto}",
         "b@host": f"sim1.{away}",
     }
+
+
+def test_what_overwrites_waits_for_those_who_read_before() -> None:
+    old, rows, at = state("s", (C, E)), input("r", (T, E)), input("i", (T,), I32)
+    seen = ops.tanh(old, name="seen")
+    new = ops.set_rows(old, rows, at, name="new")
+    graph = Graph.of([seen, new])
+    s = schedule_of(graph, [SIM0], streams=2, on_stream={"seen": 0, "new": 1})
+    of = {c.label: i for i, c in enumerate(s.commands)}
+    assert nx.has_path(s.to_networkx(), of["seen"], of["new"])
+    assert isinstance(examine(no_reuse(s)), Certificate)
+
+
+def test_an_op_that_overwrites_reads_only_its_part_of_other_values() -> None:
+    wide = ops.tanh(input("x", (2 * T, E)), name="wide")
+    part = ops.rows(wide, T, T, name="part")
+    new = ops.set_rows(state("s", (C, E)), part, input("i", (T,), I32), name="new")
+    (launch,) = [c for c in schedule_of(Graph.of([new]), [CPU]) if c.label == "new"]
+    read = {a.value: (a.start, a.stop) for a in launch.reads}
+    assert read == {"s": (0, C * E * 4), "wide": (T * E * 4, 2 * T * E * 4), "i": (0, T * 4)}
 
 
 def test_a_wait_for_a_stream_s_first_command_is_kept_beside_another() -> None:
@@ -297,10 +390,34 @@ def test_only_inputs_and_their_copies_rotate() -> None:
     assert slots == {"x": 2, "x@sim0": 2, "w": 1, "w@sim0": 1, "m": 1, "m@cpu": 1, "y": 1}
 
 
-def test_one_stream_is_used_unless_more_are_asked_for() -> None:
+def test_one_stream_and_one_slot_are_used_unless_more_are_asked_for() -> None:
     x = input("x", (T, E))
-    fork = Graph.of([linear(x, "a"), linear(x, "b")])
-    assert {c.actor.stream for c in schedule_of(fork, [SIM0]) if c.do is Do.LAUNCH} == {0}
+    s = schedule_of(Graph.of([linear(x, "a"), linear(x, "b")]), [SIM0])
+    assert {c.actor.stream for c in s if c.do is Do.LAUNCH} == {0}
+    assert {v.slots for v in s.values.values()} == {1}
+
+
+def test_a_graph_without_nodes_is_written_and_read() -> None:
+    s = schedule_of(Graph.of({"y": input("x", (T, E))}), [CPU])
+    assert [c.do for c in s] == [Do.HOST_WRITE, Do.HOST_SYNC, Do.HOST_READ]
+
+
+def test_what_has_no_bytes_is_not_read() -> None:
+    new = ops.set_rows(state("s", (C, E)), input("r", (0, E)), input("i", (0,), I32), name="new")
+    (launch,) = [c for c in schedule_of(Graph.of([new]), [CPU]) if c.label == "new"]
+    assert launch.reads == (Access("s", 0, C * E * 4),)
+
+
+def test_indices_that_choose_slices_are_looked_at_once() -> None:
+    far = sim_spec("sim0", link_bytes_per_s=1e3, launch_s=1e-6)
+    x, ids = input("x", (T, 1, E)), ops.cast(input("i", (T, 1), F32), I32, name="ids")
+    made = [ops.mul_mat_id(weight(f"w{i}", (64, E, E)), x, ids, name=f"m{i}") for i in range(2)]
+    s = schedule_of(Graph.of(made), [far, CPU], (r"^w\d=cpu", "^(m|ids)=sim0"))
+    assert doing(s, Do.HOST_READ)[0] == "look:ids"
+    assert len([c for c in s if c.chosen_by == "ids"]) == 2
+    assert (
+        [c.label for c in s].count("look:ids") == [c.label for c in s].count("copy:ids@host") == 1
+    )
 
 
 @given(st.randoms(use_true_random=False))
@@ -337,6 +454,16 @@ def test_in_place_spares_what_others_want() -> None:
     assert may_replace("product", Graph.of({"y": ops.add(twice, other)})) == ()
     same = ops.add(both, both, name="same")
     assert may_replace("same", Graph.of({"y": ops.add(same, other)})) == ("both",)
+    beside = ops.add(linear(input("l", (T, E)), "wide"), weight("bias", (E,)), name="beside")
+    assert may_replace("beside", Graph.of({"y": ops.scale(beside, 2.0)})) == ("wide",)
+    row = linear(input("r", (1, E)), "row")
+    spread = ops.add(linear(input("k", (T, E)), "rows"), row, name="spread")
+    assert may_replace("spread", Graph.of({"y": ops.scale(spread, 2.0)})) == ("rows",)
+    made = linear(input("v", (T, E)), "made")
+    shown = made.reshape(E, T)
+    of_shown = ops.scale(shown, 2.0, name="of")
+    for kept in (made, shown):  # the value that a view shows, or the view, is a result
+        assert may_replace("of", Graph.of([kept, ops.scale(of_shown, 2.0)])) == ()
     cache = Graph.of({"c": ops.scale(state("cache", (T, E)), 2.0)})
     assert may_replace("c", cache) == ()
 

@@ -59,6 +59,18 @@ def test_what_nobody_needs_is_not_given() -> None:
     assert beside(planned(y))["n"] == ([], [])
 
 
+def test_what_is_asked_for_behind_what_nobody_needs_is_given() -> None:
+    def more(t: Tensor) -> tuple[Need, ...]:
+        return (*needs(t), Need("scratch", 64)) if t.op == "rms_norm" else needs(t)
+
+    y = ops.scale(ops.rms_norm(input("x", (2, 16)), name="n"), 2.0)
+    plan = make_plan(
+        Graph.of({"y": y}), [DeviceSpec("d", "sim", needs=more)], Options(rewrites=False)
+    ).plan
+    found = [a.value for c in plan.schedule if c.node == "n" for a in c.writes if "#" in a.value]
+    assert len(found) == 1 and found[0].startswith("n#scratch")
+
+
 def test_a_part_of_a_result_is_no_result() -> None:
     """Of a view that shows half of it the product makes its own."""
     half = ops.rows(ops.rms_norm(input("x", (2, 16)), name="n"), 0, 1)

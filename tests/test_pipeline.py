@@ -70,10 +70,51 @@ def test_orderings_are_bought_where_no_layout_fits() -> None:
     assert arenas(tight)["sim0"] <= limit
     log = "\n".join(tight.plan.log)
     assert "skipped, since sim0 has 640 bytes and no plan of this order needs less than 768" in log
+    assert "(16 waits, critical path 96.0 us); trying: search offsets for longer" in log
     assert "fit: 3 orderings save 128 bytes of sim0 (768 -> 640)" in log
     assert "16 waits, critical path 96.0 us -> 19 waits, critical path 100.0 us" in log
     assert wait_count(tight.plan.schedule) == wait_count(free.plan.schedule) + 3
     assert {c.actor.stream for c in tight.plan.schedule if c.do is Do.LAUNCH} > {0}
+
+
+def test_a_longer_search_is_tried_where_no_bound_forbids_it() -> None:
+    """With just the bytes that a bound asks for, of graphs for which ggml's way takes more."""
+    tried = 0
+    for seed in range(12):
+        graph = random_graph(random.Random(seed), 24)
+        plan = make_plan(graph, [CPU], Options(memory="ggml")).plan
+        need = lower_bounds(plan.schedule)["cpu"].nbytes
+        if need < plan.memory.buffers["arena@cpu"].nbytes:
+            options = Options(memory="ggml", capacity={"cpu": need})
+            found = make_plan(graph, [CPU], options)
+            assert arenas(found)["cpu"] == need
+            log = "\n".join(found.plan.log)
+            assert "trying: search offsets for longer" in log and "skipped" not in log
+            tried += 1
+    assert tried >= 3
+
+
+@pytest.mark.parametrize("spare", [2, 3])
+def test_no_more_orderings_are_bought_than_may_be_spared(spare: int) -> None:
+    options = Options(streams=3, capacity={"sim0": 640}, spare_waits=spare)
+    log = "\n".join(make_plan(GRAPH, [SIM0], options).plan.log)
+    assert ("fit: 3 orderings save" in log) == (spare == 3)
+    assert ("trying: one stream per device" in log) == (spare == 2)
+
+
+def test_devices_share_what_may_be_spared() -> None:
+    """Of two that need orderings, one gets them where there are enough for one alone."""
+    devices, layers = [SIM0, SIM1], {"sim0": 1, "sim1": 2}
+    free = make_plan(GRAPH, devices, Options(layers=layers, streams=3)).plan
+    room = {d: peak - 128 for d, peak in peak_bytes(free.schedule).items() if d != "host"}
+    needed = {d: len(fitting_edges(free.schedule, d, n) or ()) for d, n in room.items()}
+    assert needed == {"sim0": 1, "sim1": 2}
+    both = Options(layers=layers, streams=3, capacity=room)
+    for spare, expected in ((3, ["1 of sim0", "2 of sim1"]), (2, ["1 of sim0"])):
+        log = "\n".join(make_plan(GRAPH, devices, replace(both, spare_waits=spare)).plan.log)
+        found = re.findall(r"fit: (\d+) orderings save \d+ bytes (of \w+)", log)
+        assert [" ".join(x) for x in found] == expected
+        assert ("trying: one stream per device" in log) == (spare == 2)
 
 
 def test_without_spare_waits_one_stream_is_the_last_resort() -> None:
@@ -115,8 +156,9 @@ def test_the_error_states_the_bound() -> None:
         AllocError, match=r"sim0 has 512 bytes and no plan of this order needs less than 640"
     ):
         make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": 512}))
-    with pytest.raises(AllocError, match=r"placed on sim0: 27 values, the largest %x 96, "):
+    with pytest.raises(AllocError, match=r"placed on sim0: 27 values, the largest %x 96, ") as told:
         make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": 512}))
+    assert len(re.findall(r"%[\w.]+ \d+", str(told.value).split("the largest")[1])) == 6
     with pytest.raises(AllocError, match=r"%x needs 128 bytes, sim0 has 64"):
         make_plan(GRAPH, [SIM0], Options(capacity={"sim0": 64}))
 

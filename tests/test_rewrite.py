@@ -17,6 +17,7 @@ from ggraph.errors import GraphError, InputError
 from ggraph.formats.quants import quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
+from ggraph.ops.fused import FEW_ROWS
 from ggraph.pipeline import make_plan
 from ggraph.rewrite import RULES, Known, Rule, drop_identities, merge_duplicates, rewrite
 from ggraph.tensor import Kind, Tensor, frozen, input, state, weight
@@ -49,7 +50,25 @@ def test_zeros_of_two_signs_are_not_the_same(form: Callable[[float], Any]) -> No
 def test_outputs_are_never_merged_away() -> None:
     x = input("x", (4,))
     g = merge_duplicates(Graph.of({"a": x + x, "b": x + x}))
-    assert {t.name for t in g.outputs} == {"a", "b"}
+    assert {t.name: t.op for t in g.outputs} == {"a": "add", "b": "add"}
+
+
+def test_a_copy_of_a_leaf_or_of_a_changed_state_stays() -> None:
+    x, s = input("x", (4, 8)), state("s", (4, 8))
+    changed = ops.set_rows(s, x, input("i", (4,), I32))
+    for source, copies in ((x, 1), (s, 1), (changed, 1), (ops.tanh(x), 0)):
+        g = drop_identities(Graph.of({"out": ops.add(ops.cont(source), x)}))
+        assert [t.op for t in g.nodes].count("cont") == copies, source
+
+
+def test_few_rows_of_a_gated_unit_are_counted_over_all_axes_but_the_last() -> None:
+    spec = DeviceSpec("cpu", "cpu", fused=frozenset({"mul_mat_gated"}))
+    gates, ups = weight("gates", (4, 8, 32)), weight("ups", (4, 8, 32))
+    for rows, each, taken in ((FEW_ROWS, 1, 1), (FEW_ROWS, 2, 0), (FEW_ROWS + 1, 1, 0)):
+        x, ids = input("x", (rows, 1, 32)), input("ids", (rows, each), I32)
+        unit = ops.swiglu(ops.mul_mat_id(gates, x, ids), ops.mul_mat_id(ups, x, ids))
+        made = [t.op for t in rewrite(Graph.of({"y": unit}), [spec]).nodes]
+        assert made.count("mul_mat_gated") == taken, (rows, each)
 
 
 def test_a_scale_that_changes_nothing_goes() -> None:
@@ -163,6 +182,37 @@ def test_windows_are_copied_once_for_all_that_take_no_gaps() -> None:
     given = {"x": np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)}
     before, after = evaluate(graph, given), evaluate(changed, given)
     assert all(np.array_equal(before[n], after[n]) for n in out)
+
+
+def test_one_window_among_what_has_no_gaps_is_copied_and_the_rest_is_not() -> None:
+    x = input("x", (4, 3))
+    wide, plain = ops.tanh(input("w", (4, 6))), ops.exp(x)
+    graph = Graph.of({"y": ops.mul(ops.columns(wide, 1, 3), plain)})
+    changed = rewrite_by("copy_windows", graph, picky)
+    assert [s.op for s in changed["y"].sources] == ["cont", "exp"]
+
+
+def test_nothing_is_copied_where_a_copy_would_have_no_kernel() -> None:
+    """Nor where the reader has none either way; what is not copied is not asked for."""
+    wide = ops.tanh(input("w", (4, 6)))
+    whole = ops.relu(input("x", (4, 3)))
+    graph = Graph.of({"y": ops.mul(ops.columns(wide, 1, 3), whole)})
+    for without, copies in (("cont", 0), ("mul", 0), ("relu", 1)):
+        runs = lambda t, op=without: t.op != op and (t.op == "cont" or picky(t))  # noqa: E731
+        changed = rewrite_by("copy_windows", graph, runs)
+        assert [t.op for t in changed.nodes].count("cont") == copies, without
+
+
+def test_a_kernel_counts_where_every_device_supports_and_has_it() -> None:
+    wide = ops.tanh(input("w", (4, 6)))
+    graph = Graph.of({"y": ops.exp(ops.columns(wide, 1, 3))})
+    whole = lambda t: t.op == "cont" or all(s.is_contiguous for s in t.sources)  # noqa: E731
+    able = DeviceSpec("a", "sim")
+    has = replace(able, name="b", compiled=whole)
+    lacks = replace(has, ops=frozenset({"tanh", "cont"}))
+    for devices, copies in (([has], 1), ([able, has], 1), ([able], 0), ([lacks], 0)):
+        made = [t.op for t in rewrite(graph, devices).nodes]
+        assert made.count("cont") == copies, (devices, made)
 
 
 def rewrite_by(name: str, graph: Graph, runs: Callable[[Tensor], bool]) -> Graph:

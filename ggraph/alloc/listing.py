@@ -70,7 +70,7 @@ class _Lister:
         root = self.roots[v.name]
         return Node(
             name=v.name,
-            op="NONE" if t is None or t.is_view else ggml_op(t),
+            op="NONE" if t is None else ggml_op(t),
             nbytes=self.size(v),
             sources=sources,
             view_of=None if root == v.name else self.index(root),
@@ -95,15 +95,13 @@ class _Lister:
 
     def source(self, t: Tensor) -> int:
         """Where a source tensor stands; views become nodes in front of their first user."""
-        if not t.is_view or t.name in self.schedule.values:
+        if not t.is_view:
             return self.index(t.name)
         if t.name not in self.at:
             sources = tuple(self.source(s) for s in t.sources)
             root = self.index(self.roots[t.root.name])
             owner = self.tensors[root]
-            view = Node(
-                t.name, ggml_op(t), 0, sources, root, layout(t), False, False, buffer=owner.buffer
-            )
+            view = Node(t.name, ggml_op(t), 0, sources, root, layout(t), buffer=owner.buffer)
             self.nodes.append(self.add(view, t.name))
         return self.at[t.name]
 

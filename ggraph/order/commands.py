@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from ggraph.errors import PlanError
 from ggraph.order.steps import Ordering, Step, Steps
-from ggraph.order.streams import copied_bytes, copy_seconds, is_peer, launch_seconds, mover
+from ggraph.order.streams import (
+    copied_bytes,
+    copy_seconds,
+    is_peer,
+    launch_seconds,
+    link_seconds,
+    mover,
+)
 from ggraph.order.values import reads_of, staging, writes_of
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do
 from ggraph.tensor import Kind, Tensor
@@ -57,7 +64,7 @@ def _send(o: Ordering, out: Steps, t: Tensor) -> None:
     if t.name in o.staged and t.nbytes:
         spec = o.streams.spec(o.device(t))
         actor = o.streams.copier(spec.name, outwards=False)
-        seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
+        seconds = link_seconds(spec, t.nbytes)
         out.add(_copy(actor, t.name, t.name, whole(t, staging(t.name)), whole(t), seconds))
 
 
@@ -144,7 +151,7 @@ def _transfer(o: Ordering, out: Steps, t: Tensor, throttle: _Throttle) -> None:
         return
     held = whole(source, _brought(o, out, source))
     onto = o.streams.copier(end.name, outwards=False)
-    took = end.launch_s + t.nbytes / end.link_bytes_per_s
+    took = link_seconds(end, t.nbytes)
     out.add(_copy(onto, t.name, t.name, held, whole(t), took), also=also)
 
 
@@ -164,7 +171,7 @@ def _brought(o: Ordering, out: Steps, t: Tensor) -> str | None:
     if t.name not in o.staged:
         spec = o.streams.spec(o.device(t))
         actor = o.streams.copier(spec.name, outwards=True)
-        seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
+        seconds = link_seconds(spec, t.nbytes)
         target = whole(t, staging(t.name))
         out.add(_copy(actor, staging(t.name), t.name, whole(t), target, seconds))
         o.staged[t.name] = 1

@@ -133,4 +133,9 @@ def copy_seconds(source: DeviceSpec, target: DeviceSpec, nbytes: int) -> float:
         rate = min(source.peer_bytes_per_s, target.peer_bytes_per_s)
         return target.launch_s + nbytes / rate
     ends = [d for d in (source, target) if not d.host_visible] or [target]
-    return sum(d.launch_s + nbytes / d.link_bytes_per_s for d in ends)
+    return sum(link_seconds(d, nbytes) for d in ends)
+
+
+def link_seconds(device: DeviceSpec, nbytes: int) -> float:
+    """Estimated time of a transfer between a device and the host."""
+    return device.launch_s + nbytes / device.link_bytes_per_s

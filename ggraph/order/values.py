@@ -49,12 +49,10 @@ class Beside:
 
 
 def reads_of(t: Tensor) -> tuple[Access, ...]:
-    """Every byte range that computing `t` reads. An overwriting op reads all it overwrites."""
+    """Every byte range that computing `t` reads."""
     found: dict[Access, None] = {}
     for s in t.sources:
-        whole = t.overwritten is not None and s.root is t.overwritten.root
-        ranges = ((0, s.storage.nbytes),) if whole else s.byte_ranges()
-        found.update({Access(s.root.name, a, b): None for a, b in ranges if a < b})
+        found.update({Access(s.root.name, a, b): None for a, b in s.byte_ranges() if a < b})
     return tuple(found)
 
 
