@@ -15,7 +15,7 @@ from . import blocks
 from .architecture import Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig
-from .lfm2 import kernel
+from .families.lfm2 import kernel
 from .recurrent import convolved, delta_net
 
 UNLIMITED = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # time steps, in JSON

@@ -20,64 +20,15 @@ from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
-from . import (
-    apertus,
-    arcee,
-    cohere,
-    deepseek2,
-    dots1,
-    ernie45,
-    exaone4,
-    falcon_h1,
-    gemma,
-    gemma2,
-    gemma3,
-    gemma4,
-    glm4,
-    glm4_moe,
-    gpt2,
-    gpt_oss,
-    granite,
-    hunyuan,
-    lfm2,
-    llama,
-    minimax_m2,
-    ministral3,
-    nemotron,
-    nemotron_h,
-    olmo2,
-    olmoe,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    qwen3_next,
-    qwen35,
-    seed_oss,
-    smollm3,
-    stablelm,
-)
 from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors, halves
 from .blocks import YARN, Step
 from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
+from .families import FAMILIES
 from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
 
-BUILT_IN = (
-    llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen2.QWEN2_VL,
-    qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE, qwen3_moe.QWEN3_VL_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, apertus.APERTUS, arcee.ARCEE,
-    cohere.COMMAND_R, cohere.COHERE2, deepseek2.DEEPSEEK2, deepseek2.DEEPSEEK_V2,
-    deepseek2.DEEPSEEK_V3, dots1.DOTS1, ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4,
-    falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4, glm4.GLM4,
-    glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE,
-    granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2,
-    nemotron.NEMOTRON, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3,
-    olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
-)  # fmt: skip
-for _a in BUILT_IN:
+for _a in FAMILIES:
     register_architecture(_a)
 ARCHITECTURES = FOUND  # by name in GGUF files: those built in, and those that came through the door
 

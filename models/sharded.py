@@ -29,9 +29,10 @@ from ggraph.decode.model import StepShape
 from ggraph.dtype import DType
 from ggraph.tensor import Array, Kind
 
-from . import blocks, llama, qwen3
+from . import blocks
 from .blocks import Step, Stored
 from .config import DecoderConfig
+from .families import llama, qwen3
 from .registry import ARCHITECTURES, Model
 
 MOST_CHUNKS = 8

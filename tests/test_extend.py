@@ -338,7 +338,7 @@ def test_packages_bring_architectures(tmp_path: Path, monkeypatch: pytest.Monkey
     known = dict(door.FOUND)
     (tmp_path / "someones_models.py").write_text(
         "from dataclasses import replace\n"
-        "from models.llama import LLAMA\n"
+        "from models.families.llama import LLAMA\n"
         "BOTH = [replace(LLAMA, name=n, hf=(f'{n}ForCausalLM',)) for n in ('owl', 'elk')]\n"
     )
     info = tmp_path / "someones_models-1.0.dist-info"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggraph_models.door import open_arch_file, register_architecture
-from ggraph_models.llama import LLAMA
+from ggraph_models.families.llama import LLAMA
 
 from ggraph import (
     DeviceSpec,

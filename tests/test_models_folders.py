@@ -16,12 +16,13 @@ from ggraph.errors import FormatError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
-from models.apertus import ROPE
-from models.falcon_h1 import FALCON_H1
-from models.gemma3 import GEMMA3
-from models.gpt2 import GPT2
-from models.lfm2 import LFM2
-from models.registry import BUILT_IN, config_from_hf, open_model
+from models.families import FAMILIES
+from models.families.apertus import ROPE
+from models.families.falcon_h1 import FALCON_H1
+from models.families.gemma3 import GEMMA3
+from models.families.gpt2 import GPT2
+from models.families.lfm2 import LFM2
+from models.registry import config_from_hf, open_model
 from models.run.convert import model_to_gguf
 
 MIXTURES = (
@@ -253,7 +254,7 @@ def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> Non
 
 
 def test_every_family_says_what_its_unit_may_be_called() -> None:
-    assert [a.name for a in BUILT_IN if not a.fixed.keys() & set(UNITS)] == []
+    assert [a.name for a in FAMILIES if not a.fixed.keys() & set(UNITS)] == []
 
 
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
@@ -656,7 +657,7 @@ def test_sizes_that_are_left_out_are_those_of_the_class(
     name: str, kv: int | None, context: int, others: dict[str, Any]
 ) -> None:
     values = json.loads((GOLDEN / name / "config.json").read_text())
-    a = next(a for a in BUILT_IN if values["architectures"][0] in a.hf)
+    a = next(a for a in FAMILIES if values["architectures"][0] in a.hf)
     values |= {"hidden_size": 64, "num_attention_heads": 32}
     if "n_routed_experts" in values:  # enough for each size in turn
         values |= {"n_routed_experts": 64}

@@ -18,7 +18,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models.architecture import Tensors
-from models.gemma4 import GEMMA4
+from models.families.gemma4 import GEMMA4
 from models.registry import open_model
 from models.run.convert import model_to_gguf
 

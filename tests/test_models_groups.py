@@ -10,7 +10,7 @@ from test_models_unsaid import changed
 
 from ggraph import Graph, ModelError, input
 from ggraph.ops.evaluate import evaluate
-from models.deepseek2 import DEEPSEEK_V3
+from models.families.deepseek2 import DEEPSEEK_V3
 from models.gguf_config import to_gguf
 from models.groups import limited
 from models.registry import config_from_hf, open_model

@@ -42,8 +42,8 @@ from ggraph.decode.speculation import Speculation
 from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
-from models import gemma2
 from models.bench.peer import LogprobPeer
+from models.families import gemma2
 from models.heads.assistant import AssistantHead
 from models.heads.dflash import BlockHead
 from models.heads.layouts import AnyHead, open_head

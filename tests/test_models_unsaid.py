@@ -23,13 +23,13 @@ from ggraph.errors import InputError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
-from models import llama
 from models.architecture import Architecture
 from models.config import LONG_FACTORS, SHORT_FACTORS, SIGMOID, SOFT_MAX, Keys
-from models.deepseek2 import DEEPSEEK2
+from models.families import llama
+from models.families.deepseek2 import DEEPSEEK2
+from models.families.qwen35 import QWEN35
 from models.gguf_config import from_gguf, rope_from_gguf
 from models.hf_config import from_hf
-from models.qwen35 import QWEN35
 from models.registry import Model, open_model
 from models.run.convert import model_to_gguf, told
 from models.run.load import open_session

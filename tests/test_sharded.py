@@ -28,7 +28,8 @@ from ggraph.pipeline import Options
 from ggraph.plan import Do
 from ggraph.session import Session
 from models.cli.app import app
-from models.registry import BUILT_IN, Model, open_model
+from models.families import FAMILIES
+from models.registry import Model, open_model
 from models.sharded import QK_NORM, ShardedModel, cut, qk_norm_of
 
 TINY = Path(__file__).parent / "golden" / "tiny"
@@ -145,7 +146,7 @@ def test_the_cut_step_means_what_the_whole_one_does(kind: str) -> None:
 
 CUT = [
     name for name in NAMES
-    if QK_NORM.keys() & {a.build for a in BUILT_IN if class_of(name) in a.hf}
+    if QK_NORM.keys() & {a.build for a in FAMILIES if class_of(name) in a.hf}
 ]  # fmt: skip
 
 

@@ -24,9 +24,10 @@ from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
-from .. import blocks, gemma2, gemma4
+from .. import blocks
 from ..blocks import Step
 from ..config import DecoderConfig
+from ..families import gemma2, gemma4
 from ..gguf_config import from_gguf
 from ..registry import Model, applied, completed, config_from_hf, sanitize, text_part
 from .tried import attempt

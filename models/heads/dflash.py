@@ -25,9 +25,10 @@ from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
-from .. import blocks, qwen3
+from .. import blocks
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
+from ..families import qwen3
 from ..gguf_config import from_gguf
 from ..hf_config import from_hf
 from ..registry import Model, applied, completed, sanitize

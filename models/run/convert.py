@@ -23,7 +23,7 @@ from ..architecture import Architecture, by_pairs
 from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
-from ..gemma4 import GEMMA4
+from ..families.gemma4 import GEMMA4
 from ..gguf_config import to_gguf
 from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead

@@ -1,0 +1,36 @@
+"""Qwen3: Llama's layer with an RMS norm on each head of q and k before the rotation; and what
+answers in Qwen3-VL, whose rotation by three positions is a plain one of texts.
+
+Sources: Qwen team 2025 (arXiv 2505.09388); transformers `configuration_qwen3_vl`.
+"""
+
+from dataclasses import replace
+
+from ggraph import Graph, Tensor
+
+from .. import blocks
+from ..blocks import Step
+from ..hf_config import without_window
+from . import qwen2
+
+
+def build(s: Step) -> Graph:
+    """The step graph of a Qwen3 checkpoint, dense or with experts."""
+    return blocks.stacked(s, layer)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    return blocks.fed_forward(s, blocks.attended(s, x, i, qk_norm="head"), i)
+
+
+QWEN3 = replace(
+    qwen2.QWEN2, name="qwen3", build=build, hf=("Qwen3ForCausalLM",),
+    hf_defaults={**qwen2.QWEN2.hf_defaults, "head_dim": 128},
+)  # fmt: skip
+QWEN3_VL = replace(
+    QWEN3, name="qwen3vl", written_as=QWEN3.name, hf=("Qwen3VLForConditionalGeneration",),
+    translate=without_window, hf_defaults={
+        "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
+    },
+)  # fmt: skip
