@@ -262,11 +262,9 @@ class Service:
         return ids
 
     def check_room(self, prompts: int, body: Sampling) -> None:
-        """Refused where there are no prompts, or no room for the answers to so many; asked before
-        they are read, too."""
+        """Refused where there is no room for the answers to so many; asked before they are read,
+        too."""
         count = prompts * (body.n or 1)
-        if not prompts:
-            raise Refused("the prompt is empty", param="prompt")
         if count > self.settings.choices:
             most = self.settings.choices
             raise Refused(f"{count} answers asked for, at most {most} may be", param="n")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
-from .fields import MOST_LIST, Body, LongText, OrNull, items, only, readable
+from .fields import MOST_LIST, Body, LongText, OrNull, items, kind_of, only, readable
 
 
 class TextPart(Body):
@@ -114,8 +114,7 @@ class AllowedChoice(Body):
 
 
 def _form(given: Any) -> str:
-    found = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return "Allowed" if found == "allowed_tools" else "Named"
+    return "Allowed" if kind_of(given) == "allowed_tools" else "Named"
 
 
 EITHER = Discriminator(_form)  # of forms that are tagged so

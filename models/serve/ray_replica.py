@@ -20,12 +20,12 @@ from .going_on import GoingOn, Head, Patience
 from .inside import Inside
 from .ray_router import PrefixRouter
 from .routing import BLOCK, Wish, kept_in, wish_of
+from .server import DRAIN_SECONDS
 from .settings import Settings
 
-LETTERS_PER_TOKEN = 4  # about; how much of a prompt a replica's cache holds
+LETTERS = 4  # of a token, about: how much of prompts a replica's cache holds
 SUSPECT_SECONDS = 30.0  # for which nobody is sent to a replica that failed
-DRAIN_SECONDS = 600.0  # for open answers of a replica that is to end
-# Not for those of one that is unhealthy: they have gone on elsewhere, and it keeps a device.
+# Who is unhealthy is not waited for: its answers have gone on elsewhere, and it keeps a device.
 CONTROLLER = {"runtime_env": {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}}
 
 
@@ -41,9 +41,9 @@ class Options(BaseModel):
     ctx_size: int | None = None
     cache_tokens: int | None = None
     cache_type: str = "f16"
-    parallel: int = 16
-    queued: int = 256
-    draft: int = 8
+    parallel: int = Settings.parallel
+    queued: int = Settings.queued
+    draft: int = Settings.draft
     threads: int | None = None
     device: str = "cpu"
     exact: bool = False
@@ -206,7 +206,7 @@ def bound(options: Options) -> serve.Application:
     """The deployment of the replicas."""
     o = options
     tokens = FULL_TEXTS * (o.ctx_size or 4096) if o.cache_tokens is None else o.cache_tokens
-    room = tokens * LETTERS_PER_TOKEN
+    room = tokens * LETTERS
     router = RequestRouterConfig(
         request_router_class=PrefixRouter,
         request_router_kwargs={"room": room // BLOCK, "slack": o.slack},

@@ -23,14 +23,15 @@ from .fields import (
     TokenIds,
     few,
     items,
+    of_types,
     only,
     unable,
 )
-from .items import EitherFlat, FlatTool, Item, Reasoning, ResponseText, functions_of
+from .items import EitherFlat, FlatTool, Item, Reasoning, ResponseText
 from .messages import Choice, Message, Tool
 
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
-
+PLAIN_TEXT = {"type": "text"}  # as a form, which is none
 
 DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
 
@@ -190,6 +191,13 @@ class ChatRequest(Sampling):
         return {**effort, **(self.chat_template_kwargs or {}), **ends, **goes_on}
 
 
+def each(given: Any) -> list[Any]:
+    """The texts of a field that holds one, or a list of them: each is a string or token ids. An
+    empty list is one that is empty."""
+    one = isinstance(given, str) or not given or isinstance(given[0], int)
+    return [given] if one else given
+
+
 class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
     text are found where it says `parse_special`; else they are text, as whatever a user typed. With
@@ -214,17 +222,14 @@ class CompletionRequest(Sampling):
     def _as_many_as_told(cls, value: int | None, info: ValidationInfo) -> int | None:
         """Answers are not chosen among: all that are made are told."""
         if value not in (None, 1, info.data.get("n") or 1):
-            raise unable("as many as n")
+            raise unable("or say as many as n")
         return value
 
     @property
     def is_short(self) -> bool:
         """Whether it is one prompt, without a form, that can be read within a millisecond."""
-        one = isinstance(self.prompt, str) or not any(
-            isinstance(p, list | str) for p in self.prompt
-        )
-        short = len(self.prompt) <= SHORT and not self.suffix
-        return one and short and self.response_format is None
+        short = [len(p) <= SHORT for p in each(self.prompt)] == [True]
+        return short and not self.suffix and self.response_format is None
 
 
 class EmbeddingsRequest(Body):
@@ -244,12 +249,6 @@ class EmbeddingsRequest(Body):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
-def _by_another_name(form: Any) -> Any:
-    if form not in (None, {"type": "text"}):
-        raise unable('{"type": "text"}: text.format has the form of a response')
-    return form
-
-
 CHANCES = "message.output_text.logprobs"  # of what a response is to hold beside text
 
 
@@ -267,9 +266,7 @@ class ResponsesRequest(Sampling):
     instructions: LongText | None = None
     max_output_tokens: Limit = None
     text: OrNull[ResponseText] = ResponseText()
-    tools: Annotated[
-        Annotated[list[FlatTool], items(128)] | None, BeforeValidator(functions_of)
-    ] = None
+    tools: Annotated[Annotated[list[FlatTool], items(128)] | None, of_types("function")] = None
     tool_choice: Literal["none", "auto", "required"] | EitherFlat | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
@@ -279,7 +276,7 @@ class ResponsesRequest(Sampling):
     n: Annotated[Any, only(1)] = None
     include: Any = None  # but for chances all of tools that are not here
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: Annotated[Any, BeforeValidator(_by_another_name)] = None
+    response_format: Annotated[Any, only(PLAIN_TEXT, instead="text.format")] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None
