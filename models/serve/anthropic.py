@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from .anthropic_blocks import Chosen, ClientTool, MessagesRequest, conversation
 from .errors import MESSAGES, Refused
 from .generation import Asked, Generation
 from .inbox import Ended
-from .messages import Function, NamedFunction, Tool, ToolChoice
+from .messages import Function, Tool, ToolChoice
 from .replies import Events, Whole, event, failed, finish_of
 from .schema import ChatRequest, ResponseFormat
 from .voice import Said
@@ -18,7 +19,6 @@ from .wire import Wire
 
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-MOST_DIGITS = 4000  # of a whole number; Python reads few more
 
 
 @dataclass(eq=False)
@@ -132,7 +132,7 @@ def _chosen(choice: Chosen) -> str | ToolChoice:
         return CHOICES[choice.type]
     if choice.name is None:
         raise Refused("tool_choice.name: Field required", param="tool_choice")
-    return ToolChoice(type="function", function=NamedFunction(name=choice.name))
+    return ToolChoice.of(choice.name)
 
 
 def read_input(text: str) -> Any:
@@ -141,7 +141,9 @@ def read_input(text: str) -> Any:
 
 
 def _whole(text: str) -> int | str:
-    return int(text) if len(text) < MOST_DIGITS else text
+    with suppress(ValueError):  # Python reads and writes no more than some thousand digits
+        return int(text)
+    return text
 
 
 def _finite(text: str) -> float | str:

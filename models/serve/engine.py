@@ -350,12 +350,13 @@ class Service:
         return found
 
     def _drafts(self, wanted: Speculative | None) -> Speculation | None:
-        options = wanted or Speculative(most=self.settings.draft)
-        if options.off or not options.most or options.drafters == []:
+        options = wanted or Speculative()
+        most = self.settings.draft if options.most is None else options.most
+        if options.off or not most or options.drafters == []:
             return None
-        policy = Adaptive(most=options.most, prices=SharedPrices(self.worker.batch.prices))
+        policy = Adaptive(most=most, prices=SharedPrices(self.worker.batch.prices))
         names = options.drafters or self.default_drafters
-        drafters = [self._drafter(name, policy, options.most) for name in dict.fromkeys(names)]
+        drafters = [self._drafter(name, policy, most) for name in dict.fromkeys(names)]
         return Speculation(drafters, policy)
 
     @property

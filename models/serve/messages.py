@@ -98,6 +98,11 @@ class ToolChoice(Body):
     type: Literal["function"]
     function: NamedFunction
 
+    @staticmethod
+    def of(name: str) -> "ToolChoice":
+        """The one of this name."""
+        return ToolChoice(type="function", function=NamedFunction(name=name))
+
 
 class AllowedTools(Body):
     """Those that may be called of the functions that the model is told of."""

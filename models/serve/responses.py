@@ -15,7 +15,6 @@ from .messages import (
     AllowedTools,
     Function,
     Message,
-    NamedFunction,
     Tool,
     ToolChoice,
 )
@@ -213,9 +212,8 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
 
 def _chosen(flat: FlatChoice | FlatAllowed) -> ToolChoice | AllowedChoice:
     if isinstance(flat, FlatChoice):
-        return ToolChoice(type="function", function=NamedFunction(name=flat.name))
-    several = [ToolChoice(type="function", function=NamedFunction(name=t.name)) for t in flat.tools]
-    allowed = AllowedTools(mode=flat.mode, tools=several)
+        return ToolChoice.of(flat.name)
+    allowed = AllowedTools(mode=flat.mode, tools=[ToolChoice.of(t.name) for t in flat.tools])
     return AllowedChoice(type="allowed_tools", allowed_tools=allowed)
 
 

@@ -37,10 +37,11 @@ DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
 
 
 class Speculative(Body):
-    """How this request drafts. The text is the same with any of it."""
+    """How this request drafts, what it leaves out as the server does by itself. The text is the
+    same with any of it."""
 
     drafters: Annotated[list[DrafterName], items(5)] | None = None
-    most: OrNull[Annotated[int, Field(ge=0, le=64)]] = 8
+    most: Annotated[int, Field(ge=0, le=64)] | None = None
     off: OrNull[bool] = False
 
 
@@ -252,6 +253,10 @@ class EmbeddingsRequest(Body):
 CHANCES = "message.output_text.logprobs"  # of what a response is to hold beside text
 
 
+def _with_chances(include: Any) -> bool:
+    return isinstance(include, list) and CHANCES in include
+
+
 Metadata = Annotated[  # what a client notes on a response, which is given back
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
@@ -285,13 +290,12 @@ class ResponsesRequest(Sampling):
     @property
     def chances(self) -> bool:
         """Whether those of its tokens are told."""
-        return isinstance(self.include, list) and CHANCES in self.include
+        return _with_chances(self.include)
 
     @field_validator("top_logprobs")
     @classmethod
     def _where_they_are_told(cls, value: int | None, info: ValidationInfo) -> int | None:
-        included = info.data.get("include")
-        if value and not (isinstance(included, list) and CHANCES in included):
+        if value and not _with_chances(info.data.get("include")):
             message = "say {chances} in include beside it: else none are told"
             raise PydanticCustomError("own", message, {"chances": CHANCES})
         return value
