@@ -92,9 +92,9 @@ class Generation:
     def prompt(self, asked: ChatRequest) -> tuple[list[int], list[dict[str, Any]], dict[str, Any]]:
         """Token ids of a conversation, with the messages and variables that the template made them
         of. Refused where they are too many, or the template objects."""
-        told, tools = chosen(asked.tools or (), asked.tool_choice)
+        told, _ = chosen(asked.tools or (), asked.tool_choice)
         template = self.service.m.tokenizer.chat_template or ""
-        if tools and is_harmony(self.service.m.tokenizer):
+        if told and is_harmony(self.service.m.tokenizer):
             _check_channels(notation_of(template), asked)
         messages, more = for_template(asked.messages, told, template)
         more |= asked.variables
