@@ -53,7 +53,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": TALK, "max_tokens": 40, **WIDE, "tools": [TOOL], "logit_bias": {"27": 100}},
     ),
     "responses": (RESPONSES, {"input": "Hi", "max_output_tokens": 14, **WIDE}),
-    "messages": (MESSAGES, {"messages": TALK, "max_tokens": 14, **WIDE}),
+    "messages": (f"{MESSAGES}?beta=true", {"messages": TALK, "max_tokens": 14, **WIDE}),
     "a call in messages": (
         MESSAGES,
         {

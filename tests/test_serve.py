@@ -25,7 +25,10 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.decode.sampler import SamplerConfig
 from models.run.generation import Generation
 from models.run.load import Loaded, load
+from models.serve.engine import Service
 from models.serve.grammar import Grammars
+from models.serve.schema import CompletionRequest
+from models.serve.settings import Settings
 
 WIDE: dict[str, Any] = {"temperature": 2, "top_p": 1, "extra_body": {"top_k": 0, "min_p": 0}}
 WEB = httpx.Client(timeout=60)
@@ -107,6 +110,18 @@ def test_drafts_change_nothing_but_the_usage(server: Server) -> None:
     details = reply.usage.completion_tokens_details
     assert details.accepted_prediction_tokens + details.rejected_prediction_tokens >= 0
     assert reply.usage.prompt_tokens_details.cached_tokens == reply.usage.prompt_tokens - 1
+
+
+def test_what_a_request_leaves_out_of_its_drafts_is_the_servers_to_say(alone: Loaded) -> None:
+    for usual in (0, 3):
+        service = Service(alone, Settings(parallel=1, draft=usual), 2048)
+        for wish, most in (
+            (None, usual), ({}, usual), ({"drafters": ["lookup"]}, usual), ({"most": None}, usual),
+            ({"most": 5}, 5), ({"most": 0}, 0), ({"most": 5, "off": True}, 0),
+        ):  # fmt: skip
+            asked = CompletionRequest.model_validate({"prompt": "a", "speculative": wish})
+            drafts = service._drafts(asked.speculative)
+            assert getattr(drafts and drafts.policy, "most", 0) == most, wish
 
 
 def test_a_head_drafts_for_many_and_changes_no_text(

@@ -221,6 +221,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "names no tool"),
     ({"tool_choice": {"type": "any"}}, "names no tool"), ({"n": 2}, "n: this server cannot"),
     ({"mcp_servers": [{"name": "x"}]}, "mcp_servers: this server cannot"),
+    ({"stop": "a"}, "stop: this server cannot do that: leave it out, and say stop_sequences"),
+    ({"tools": [{**TOOL, "type": 5}]}, "tools.0.type: Input should be 'custom'"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "none"}}}}, "schema"),
 ]  # fmt: skip
 

@@ -45,6 +45,26 @@ def test_lines_of_a_key_file_that_are_no_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [("serve", "uvicorn", "serve"), ("serve --ray", "ray", "ray"), ("batch", "llguidance", "serve"),
+     ("batch --ray", "ray", "ray")],
+)  # fmt: skip
+def test_what_is_not_installed_is_told_before_a_model_is_looked_for(
+    command: str, missing: str, extra: str, tmp_path: Path
+) -> None:
+    """It would be fetched and loaded for nothing."""
+    asked, model = tmp_path / "in.jsonl", tmp_path / "none.gguf"
+    asked.write_text('{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {}}')
+    files = [str(asked), str(tmp_path / "out.jsonl")] * command.startswith("batch")
+    arguments = ["ggraph", *command.split(), *files, "-m", str(model)]
+    code = f"import sys; sys.modules[{missing!r}] = None; sys.argv = {arguments!r}\n"
+    code += "import runpy; runpy.run_module('models', run_name='__main__', alter_sys=False)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    said = f"{missing} is not installed: pip install 'ggraph-runtime[{extra}]'"
+    assert done.returncode != 0 and said in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
     "origin",
     ["junk", "", " ", "example.org", "https://", "https://example.org/", "https://example.org/a",
      "https://Example.org", "HTTPS://example.org", "https://example.org:443", "http://a.org:80",

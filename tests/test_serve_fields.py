@@ -17,7 +17,8 @@ from small_model import learnable_model
 
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.text import Plain, Request, begun
-from models.serve import fields, schema
+from models.serve import anthropic, fields, responses, schema
+from models.serve.anthropic_blocks import MessagesRequest
 from models.serve.embeddings import embeddings
 from models.serve.engine import Answers
 from models.serve.errors import of_validation
@@ -163,6 +164,34 @@ def test_what_would_change_the_answer_and_cannot_is_refused_by_name(
     error = refused(server, path, {**ASKED[path], **body})
     assert error["param"] == field.partition(".")[0]
     assert error["message"].startswith(f"{field}: this server cannot do that: leave it out")
+
+
+SHARED: dict[str, Any] = {  # a value for each field that all forms share, none the default
+    "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "repeat_penalty": 2.0,
+    "repeat_last_n": 5, "frequency_penalty": 1.0, "presence_penalty": 1.0, "seed": 4,
+    "logit_bias": {"3": 1.0}, "stop": ["a"], "n": 2, "ignore_eos": True, "stream": True,
+    "stream_options": {"include_usage": True}, "priority": 3, "speculative": {"off": True},
+    "response_format": {"type": "json_object"}, "going_on": {"id": "ab", "created": 1},
+    "grammar": "a", "json_schema": {}, "min_tokens": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", schema.Sampling.model_fields)
+def test_a_shared_field_is_followed_or_refused_by_name_in_every_form(field: str) -> None:
+    """None is read and then dropped on the way to the chat that other forms are made to."""
+    given = {field: SHARED[field]}
+    for kind, own, chat in (
+        (MessagesRequest, {"messages": TALK}, anthropic.as_chat),
+        (schema.ResponsesRequest, {"input": "a"}, lambda body: responses.as_chat(body, ())),
+    ):
+        try:
+            body = kind.model_validate({**own, **given})
+        except ValidationError as error:
+            assert str(of_validation(error)).startswith(f"{field}: this server cannot do that")
+        else:
+            told = getattr(chat(body), field)
+            assert told == getattr(schema.Sampling.model_validate(given), field)
+            assert told != schema.Sampling.model_fields[field].get_default()
 
 
 @pytest.mark.parametrize(("path", "body"), ABLE)

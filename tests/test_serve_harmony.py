@@ -146,7 +146,7 @@ def test_a_stream_is_the_whole_answer(
     finish: str,
 ) -> None:
     body = ChatRequest(messages=[Message(role="user", content="a")])
-    dialect = Dialect(True, "chatcmpl-1", "m", tokenizer, 0)
+    dialect = Dialect(True, "1", "m", tokenizer, 0)
 
     def asked() -> Asked:
         answers = heard([said(tokenizer, written)], finish)

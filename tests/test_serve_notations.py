@@ -310,7 +310,7 @@ def test_a_stream_is_the_whole_answer(tokenizer: Tokenizer, kind: str, finish: s
     notation, _, calls = TAUGHT[kind]
     cut = calls(ON, ODD)[:-30] if finish == "length" else calls(ON, ODD)
     texts = [calls(ON), JSON, "plain", llama(UNKNOWN), cut]
-    dialect = Dialect(True, "chatcmpl-1", "m", tokenizer, 0)
+    dialect = Dialect(True, "1", "m", tokenizer, 0)
     body = ChatRequest(messages=[Message(role="user", content="a")])
 
     def asked() -> Asked:

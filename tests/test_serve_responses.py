@@ -238,19 +238,14 @@ def test_all_that_is_kept_is_counted(holding: dict[str, Any]) -> None:
     """Measured by what memory many take: no more than the bound of all, whatever they hold."""
     raw = json.dumps({"model": "m", **holding})
     store, bound = Conversations(most=256, size=1 << 20), 3 << 20
-    around: Any = SimpleNamespace(
-        dialect=SimpleNamespace(id="chatcmpl-ab", created=1, model="m"),
-        answers=SimpleNamespace(prompt_tokens=1),
-        text=lambda a: a.text,
-        calls=lambda a: [],
-    )
+    answers: Any = SimpleNamespace(prompt_tokens=1)
     responses = Responses(SimpleNamespace(), store)  # type: ignore[arg-type]  # nothing is generated
     tracemalloc.start()
     try:
         for i in range(20):
-            around.dialect.id = f"chatcmpl-{i}"
+            dialect: Any = SimpleNamespace(name=f"{i}", created=1, model="m")
             body = ResponsesRequest.model_validate_json(raw)
-            turn = Turn(around, body, tuple(messages_of(body.input)))
+            turn = Turn(answers, dialect, body, said=tuple(messages_of(body.input)))
             a = Whole(text="yes", finish="stop")
             responses._finished(turn, a, output_of(turn, a))
         said = turn.said

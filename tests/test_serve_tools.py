@@ -20,15 +20,16 @@ from small_model import learnable_model, small_model
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
+from models.serve.anthropic import Messages
 from models.serve.conversations import Conversations
 from models.serve.engine import Answers
 from models.serve.errors import Refused
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
-from models.serve.inbox import Ended, Inbox
+from models.serve.inbox import NOTHING_YET, Ended, Inbox
 from models.serve.messages import Message, Tool
 from models.serve.notations import HERMES
-from models.serve.replies import Dialect, Events
+from models.serve.replies import DONE, PING, Dialect, Events
 from models.serve.responses import Responses, Turn
 from models.serve.schema import ChatRequest, ResponsesRequest
 from models.serve.tools import Reading, answer_grammar, for_template
@@ -310,7 +311,7 @@ def test_a_stream_is_the_whole_answer(
     reason: str,
     chances: bool,
 ) -> None:
-    dialect = Dialect(True, "chatcmpl-1", "m", grammars[1], 0)
+    dialect = Dialect(True, "1", "m", grammars[1], 0)
     body = ChatRequest(messages=[Message(role="user", content="a")])
 
     def asked() -> Asked:
@@ -355,13 +356,13 @@ def test_a_response_has_its_text_before_its_calls(
     grammars: tuple[Grammars, Tokenizer], text: str, finish: str, kinds: list[str]
 ) -> None:
     """Whole, in events, and as a later response sees it."""
-    dialect = Dialect(True, "chatcmpl-1", "m", grammars[1], 0)
+    dialect = Dialect(True, "1", "m", grammars[1], 0)
     kept = Conversations(9, 9999)
     responses = Responses(Generation(SERVICE, SILENT), kept)
     body = ResponsesRequest(input="a")
 
     def turn() -> Turn:
-        return Turn(Asked(told([text], finish, dialect, False), dialect, body, READING), body, ())
+        return Turn(told([text], finish, dialect, False), dialect, body, READING)
 
     async def whole() -> dict[str, Any]:
         return await responses.whole(turn())
@@ -382,6 +383,49 @@ def test_a_response_has_its_text_before_its_calls(
     assert "".join(deltas) == content
     later = kept.find("resp_1").messages[-1]
     assert (later.text, len(later.tool_calls or ())) == (content, kinds.count("function_call"))
+
+
+BROKE: Any = SimpleNamespace(
+    settings=SimpleNamespace(ping_seconds=9), worker=SimpleNamespace(refusal=Refused), cancel=print
+)
+GENERATION = Generation(BROKE, SILENT)
+ASKS = ChatRequest(messages=[Message(role="user", content="a")])
+FAILS: list[tuple[Any, Any, dict[str, Any]]] = [  # a form, what it is asked, and its last event
+    (GENERATION, Asked, {"error": {"message": "it broke", "type": "server_error", "param": None,
+                                   "code": None}}),
+    (Responses(GENERATION, Conversations(9, 9999)), Turn,
+     {"type": "error", "message": "it broke", "code": None, "param": None}),
+    (Messages(GENERATION), Asked,
+     {"type": "error", "error": {"type": "api_error", "message": "it broke"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "kind", "last"), FAILS, ids=["chat", "responses", "messages"])
+def test_what_fails_amid_an_answer_is_told_in_every_form(
+    grammars: tuple[Grammars, Tokenizer], form: Any, kind: Any, last: dict[str, Any]
+) -> None:
+    """What was said is there, then signs of life while nothing is; a whole reply is refused."""
+    body = ResponsesRequest(input="a") if kind is Turn else ASKS
+
+    def asked() -> Any:
+        inbox = Inbox(eager=True)
+        for heard_ in (0, Said(97, "some")), NOTHING_YET, (0, Ended(None, "it broke")):
+            inbox.put(heard_)
+        answers = Answers([Ticket(0, inbox)], inbox, 3)
+        return kind(answers, Dialect(True, "1", "m", grammars[1], 0), body)
+
+    async def whole() -> None:
+        await form.whole(asked())
+
+    async def streamed() -> list[bytes]:
+        return [e async for e in form.events(asked())]
+
+    with pytest.raises(Refused, match="it broke"):
+        asyncio.run(whole())
+    told = b"".join(asyncio.run(streamed())).decode()
+    assert told.index("some") < told.index(PING.decode()) < told.index("it broke")
+    end = told.removesuffix(DONE.decode()).rpartition("data: ")[2]
+    assert {k: v for k, v in json.loads(end).items() if k != "sequence_number"} == last
 
 
 # ----- a server that is asked for both a form and calls

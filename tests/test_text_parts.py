@@ -119,7 +119,7 @@ def test_thoughts_reach_a_client_beside_the_content(text: str, shown: str, thoug
 
     def asked() -> Asked:
         answers = heard([said(t, text)], "stop")
-        return Asked(answers, Dialect(True, "chatcmpl-1", "m", t, 0), body)
+        return Asked(answers, Dialect(True, "1", "m", t, 0), body)
 
     (choice,), events = both_ways(asked)
     message, deltas = choice["message"], [e["choices"][0]["delta"] for e in events]

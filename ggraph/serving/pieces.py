@@ -1,7 +1,8 @@
 """How much of prompts a step reads.
 
 Those who go on wait for all rows of their step. Few of them would feel a long one, so that it is
-kept brief; that of many is long anyway. Where nobody goes on, a step reads as much as it can.
+kept brief; that of many is long anyway. Where nobody goes on, a step reads as much as it can. How
+much was measured (docs/log/2026-11-24-one-thread-for-copies.md, `PACE` in 2026-11-25-zen-5.md).
 """
 
 from ggraph.decode.rows import ROW_BUCKETS

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..serve.settings import Settings
 from .common import AsJson, ServedModel, apart, notes, print_json
 from .flat import flat
 from .on_ray import RayFlags
-from .serve import CacheTokens, Parallel, serve_part
+from .serve import CacheTokens, DraftMax, Parallel, serve_part
 
 
 @flat
@@ -23,8 +24,8 @@ def batch(
     on: ServedModel,
     where: RayFlags,
     cache_tokens: CacheTokens = None,
-    parallel: Parallel = 16,
-    draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
+    parallel: Parallel = Settings.parallel,
+    draft_max: DraftMax = Settings.draft,
     as_json: AsJson = False,
 ) -> None:
     """Answer a file of requests, many at once. Killed at any time, the same command goes on: each
@@ -44,21 +45,21 @@ def batch(
     """
     apart(answers, requests, on.model)
     job, begun = serve_part("job"), time.perf_counter()
+    part = serve_part("ray_serving", "ray") if where.ray else serve_part("engine")
     lines = job.read_requests(requests)
-    bounds = {"parallel": parallel, "draft": draft_max}
+    bounds: dict[str, Any] = {"parallel": parallel, "draft": draft_max}
     with job.Results.opened(answers, lines) as results:
         before = len(results.done)
         if before < len(lines):
             with _bar(len(lines), before) as tell:
                 if where.ray:
                     options = where.options(on, on.path, cache_tokens=cache_tokens, **bounds)
-                    part = serve_part("ray_serving", "ray")
                     with part.replicas_on_ray(options, where.ray_address, answers) as all_of_them:
                         asyncio.run(job.run(lines, results, *all_of_them, tell))
                 else:
-                    settings = serve_part("settings").Settings(**bounds)
+                    settings = Settings(**bounds)
                     with closing(on.load(on.path)) as m:
-                        service = serve_part("engine").Service(m, settings, cache_tokens)
+                        service = part.Service(m, settings, cache_tokens)
                         asyncio.run(_run(service, lines, results, tell))
         done = len(results.done)
     seconds = time.perf_counter() - begun

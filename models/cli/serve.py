@@ -18,6 +18,7 @@ from ggraph.serving.disk import Disk
 from ..run.drafting import smaller_model
 from ..run.load import Loaded
 from ..run.shipped import head_for
+from ..serve.settings import Settings
 from .common import COMPILING, AsJson, ServedModel, notes, print_json
 from .flat import flat
 from .on_ray import RayFlags
@@ -25,6 +26,8 @@ from .on_ray import RayFlags
 Parallel = Annotated[
     int, typer.Option("--parallel", "-np", help="Answers that are computed together.")
 ]
+Queue = Annotated[int, typer.Option(help="Answers that may wait beside those.")]
+DraftMax = Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")]
 CacheTokens = Annotated[
     int | None,
     typer.Option(help="Tokens that the cache holds, of all texts; default: four contexts."),
@@ -60,9 +63,9 @@ def serve(
     cache_tokens: CacheTokens = None,
     disk_cache: DiskCache = None,
     disk_cache_mb: Annotated[int, typer.Option(help="MB that the folder may hold.")] = 4096,
-    parallel: Parallel = 16,
-    queue: Annotated[int, typer.Option(help="Answers that may wait beside those.")] = 256,
-    draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
+    parallel: Parallel = Settings.parallel,
+    queue: Queue = Settings.queued,
+    draft_max: DraftMax = Settings.draft,
     head: ServedHead = None,
     model_draft: ModelDraft = None,
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
@@ -94,22 +97,24 @@ def serve(
     }  # fmt: skip
     if where.ray and (disk_cache is not None or log):
         raise InputError("--disk-cache and --log are for one server, not for --ray")
+    # Before the model is fetched and loaded, which would be for nothing where something is missing
+    part = serve_part("ray_serving", "ray") if where.ray else serve_part("server")
     path = on.path
     head = _head(path, head, no_head, model_draft) if draft_max else None
     if where.ray:
-        _without(model_draft)
+        if model_draft is not None:
+            raise InputError("--model-draft: replicas on Ray draft without a smaller model")
         options = where.options(on, path, head=head, cache_tokens=cache_tokens, **bounds)
         ready = _ready(alias or path.stem, as_json)
-        part = serve_part("ray_serving", "ray")
         part.serve_on_ray(options, host, port, where.ray_address, ready)
         return
-    settings = serve_part("settings").Settings(**bounds)
+    settings = Settings(**bounds)
     with closing(on.load(path, head)) as m, _ending():
         disk = _disk(m, disk_cache, disk_cache_mb)
         smaller = model_draft and smaller_model(m, model_draft)
         service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
         ready = _ready(service.name, as_json)
-        serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
+        part.serve(service, host, port, ready, log=log or log_prompts)
 
 
 def _ready(name: str, as_json: bool) -> Callable[[str], None]:
@@ -151,12 +156,6 @@ def _head(path: Path, head: Path | None, none: bool, model_draft: Path | None) -
     if none and head is not None:
         raise InputError(f"--no-head and --head {head}: expected one")
     return None if none else head or (None if model_draft else head_for(path))
-
-
-def _without(model_draft: Path | None) -> None:
-    """InputError where a draft model was given."""
-    if model_draft is not None:
-        raise InputError("--model-draft: replicas on Ray draft without a smaller model")
 
 
 def _origins(given: Sequence[str]) -> tuple[str, ...]:

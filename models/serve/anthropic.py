@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +11,14 @@ from .anthropic_blocks import Chosen, ClientTool, MessagesRequest, conversation
 from .errors import MESSAGES, Refused
 from .generation import Asked, Generation
 from .inbox import Ended
-from .messages import Function, NamedFunction, Tool, ToolChoice
-from .replies import PING, Events, Whole, event, failed, finish_of, usage
+from .messages import Function, Tool, ToolChoice
+from .replies import Events, Whole, event, failed, finish_of
 from .schema import ChatRequest, ResponseFormat
 from .voice import Said
 from .wire import Wire
 
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-MOST_DIGITS = 4000  # of a whole number; Python reads few more
 
 
 @dataclass(eq=False)
@@ -37,13 +37,7 @@ class Messages:
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """The reply, once all of it is there."""
-        a, content = Whole(), _Content()
-        async for heard in self.generation.heard(asked.answers):
-            for _, what in heard:
-                if what is not None:
-                    a.add(what)
-        if a.error is not None:
-            raise self.generation.service.worker.refusal(a.error)
+        [a], content = await self.generation.ended(asked), _Content()
         content.more("thinking", a.thought)
         content.rest(asked, a)
         return {**_message(asked, a), "content": content.blocks, **_end(asked, a)}
@@ -53,16 +47,13 @@ class Messages:
         a, content = Whole(), _Content()
         yield _event("message_start", message={**_message(asked, a), "content": []})
 
-        def tell(index: int, what: Said | Ended | None) -> bytes:
-            if what is None:
-                return PING
-            a.add(what)
+        def tell(index: int, what: Said | Ended) -> bytes:
             if isinstance(what, Ended):
                 return b""
             thought = content.more("thinking", what.thought)
             return thought + content.more("text", a.untold(asked.shown(a)))
 
-        async for said in self.generation.told(asked.answers, tell, wire):
+        async for said in self.generation.told(asked, [a], tell, wire):
             yield said
         if a.error is not None:
             yield failed(a.error, MESSAGES)
@@ -141,7 +132,7 @@ def _chosen(choice: Chosen) -> str | ToolChoice:
         return CHOICES[choice.type]
     if choice.name is None:
         raise Refused("tool_choice.name: Field required", param="tool_choice")
-    return ToolChoice(type="function", function=NamedFunction(name=choice.name))
+    return ToolChoice.of(choice.name)
 
 
 def read_input(text: str) -> Any:
@@ -150,7 +141,9 @@ def read_input(text: str) -> Any:
 
 
 def _whole(text: str) -> int | str:
-    return int(text) if len(text) < MOST_DIGITS else text
+    with suppress(ValueError):  # Python reads and writes no more than some thousand digits
+        return int(text)
+    return text
 
 
 def _finite(text: str) -> float | str:
@@ -161,7 +154,7 @@ def _message(asked: Asked, a: Whole) -> dict[str, Any]:
     """What is around the content of an answer that has not ended."""
     d = asked.dialect
     return {
-        "id": f"msg_{d.id.partition('-')[2]}", "type": "message", "role": "assistant",
+        "id": f"msg_{d.name}", "type": "message", "role": "assistant",
         "model": d.model, "stop_reason": None, "stop_sequence": None, "usage": _usage(asked, a),
     }  # fmt: skip
 
@@ -176,11 +169,9 @@ def _end(asked: Asked, a: Whole) -> dict[str, Any]:
 
 def _usage(asked: Asked, a: Whole) -> dict[str, int]:
     """Tokens; those that were in the cache are none of the input's."""
-    counted = usage(asked.answers.prompt_tokens, [a])
-    read = counted["prompt_tokens_details"]["cached_tokens"]
     return {
-        "input_tokens": counted["prompt_tokens"] - read, "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": read, "output_tokens": counted["completion_tokens"],
+        "input_tokens": asked.answers.prompt_tokens - a.reused, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": a.reused, "output_tokens": a.tokens,
     }  # fmt: skip
 
 

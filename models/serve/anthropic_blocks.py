@@ -6,9 +6,20 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from .fields import MOST_LIST, Body, Effort, LongText, OrNull, Stop, items, only
+from .fields import (
+    MOST_LIST,
+    Body,
+    Effort,
+    LongText,
+    OrNull,
+    Stop,
+    items,
+    kind_of,
+    of_types,
+    only,
+)
 from .messages import CalledFunction, FunctionName, Message, TextPart, ToolCall
-from .schema import Limit, Sampling
+from .schema import PLAIN_TEXT, Limit, Sampling
 
 Name = Annotated[str, Field(max_length=256)]
 
@@ -56,7 +67,7 @@ _TAGS |= dict.fromkeys(get_args(PassedType), "Passed")
 
 def _kind_of_block(block: Any) -> str:
     """The form of a block; one that is not known, such as a picture, is refused as no text."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    kind = kind_of(block)
     return _TAGS.get(kind, "Text") if isinstance(kind, str) else "Text"
 
 
@@ -98,16 +109,10 @@ def _of_an_object(schema: Any) -> Any:
 class ClientTool(Body):
     """A function that the model may call."""
 
+    type: Literal["custom"] | None = None
     name: FunctionName
     description: LongText | None = None
     input_schema: Annotated[dict[str, Any], BeforeValidator(_of_an_object)]
-
-
-def _own(tools: Any) -> Any:
-    """Tools without those that Anthropic's models or servers know by their types."""
-    if not isinstance(tools, list):
-        return tools
-    return [t for t in tools if not isinstance(t, dict) or t.get("type") in (None, "custom")]
 
 
 class Chosen(Body):
@@ -145,10 +150,12 @@ class MessagesRequest(Sampling):
     system: LongText | Annotated[list[TextPart], items(MOST_LIST)] | None = None
     max_tokens: Limit = None
     stop_sequences: Annotated[list[Stop], items(16)] | None = None
-    tools: Annotated[Annotated[list[ClientTool], items(128)] | None, BeforeValidator(_own)] = None
+    tools: Annotated[Annotated[list[ClientTool], items(128)] | None, of_types("custom")] = None
     tool_choice: Chosen | None = None
     thinking: Thinking | None = None
     output_config: OrNull[OutputConfig] = OutputConfig()
+    stop: Annotated[Any, only([], instead="stop_sequences")] = None
+    response_format: Annotated[Any, only(PLAIN_TEXT, instead="output_config.format")] = None
     n: Annotated[Any, only(1)] = None
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None

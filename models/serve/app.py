@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from .wire import Wire
 PAGE = Path(__file__).with_name("page.html")
 LOG = logging.getLogger("ggraph.serve")
 CLOSED = 499  # what is logged where the client went away
+A = TypeVar("A", bound=Asked)
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -52,40 +53,35 @@ class Api:
     generation: Generation = field(init=False)
     metrics: Metrics = field(init=False)
     kept: Responses = field(init=False)
-    other: Messages = field(init=False)
+    anthropic: Messages = field(init=False)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.service.settings)
         self.metrics = Metrics(self.service.worker.batch)
         self.generation = Generation(self.service, self.metrics)
-        self.other = Messages(self.generation)
+        self.anthropic = Messages(self.generation)
         s = self.service.settings
         self.kept = Responses(self.generation, Conversations(s.kept, s.kept_bytes))
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        asked = await self._read(request, schema.ChatRequest)
-        begin = await run_in_threadpool(self.generation.chat, asked)
-        return await self._generated(request, begin(), asked.stream)
+        asked = await self._begun(request, schema.ChatRequest, self.generation.chat)
+        return await _reply(request, asked, self.generation.events, self.generation.whole)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        asked = await self._read(request, schema.CompletionRequest)
-        if asked.is_short:  # a thread's beginning would take longer
-            begin = self.generation.completion(asked)
+        body = await self._read(request, schema.CompletionRequest)
+        if body.is_short:  # a thread's beginning would take longer
+            begin = self.generation.completion(body)
         else:
-            begin = await run_in_threadpool(self.generation.completion, asked)
-        return await self._generated(request, begin(), asked.stream)
+            begin = await run_in_threadpool(self.generation.completion, body)
+        return await _reply(request, begin(), self.generation.events, self.generation.whole)
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
-        body = await self._read(request, schema.ResponsesRequest)
-        begin = await run_in_threadpool(self.kept.prepared, body)
-        turn = begin()
-        if body.stream:
-            return _stream(turn.asked, self.kept.events(turn, _wire(request)))
-        return await _whole(request, turn.asked, self.kept.whole(turn))
+        turn = await self._begun(request, schema.ResponsesRequest, self.kept.prepared)
+        return await _reply(request, turn, self.kept.events, self.kept.whole)
 
     async def response(self, request: Request) -> Response:
         """GET /v1/responses/{id}: one that is kept. Its events are not, and a client that wants
@@ -124,17 +120,13 @@ class Api:
 
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages."""
-        body = await self._read(request, MessagesRequest)
-        begin = await run_in_threadpool(self.other.prepared, body)
-        asked = begin()
-        if body.stream:
-            return _stream(asked, self.other.events(asked, _wire(request)))
-        return await _whole(request, asked, self.other.whole(asked))
+        asked = await self._begun(request, MessagesRequest, self.anthropic.prepared)
+        return await _reply(request, asked, self.anthropic.events, self.anthropic.whole)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
         body = await self._read(request, MessagesRequest)
-        return JSONResponse({"input_tokens": await run_in_threadpool(self.other.count, body)})
+        return JSONResponse({"input_tokens": await run_in_threadpool(self.anthropic.count, body)})
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -192,10 +184,12 @@ class Api:
         """GET /."""
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
 
-    async def _generated(self, request: Request, asked: Asked, stream: bool | None) -> Response:
-        if stream:
-            return _stream(asked, self.generation.events(asked, _wire(request)))
-        return await _whole(request, asked, self.generation.whole(asked))
+    async def _begun(
+        self, request: Request, kind: type[B], prepared: Callable[[B], Callable[[], A]]
+    ) -> A:
+        """A request that is being answered, which was `prepared` in a thread."""
+        body = await self._read(request, kind)
+        return (await run_in_threadpool(prepared, body))()
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         """The body. Refused where it is too long, too slow, or not what it should be."""
@@ -236,21 +230,26 @@ async def _while_there(request: Request, work: Awaitable[dict[str, Any]]) -> dic
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-async def _whole(request: Request, asked: Asked, work: Awaitable[dict[str, Any]]) -> Response:
-    if (journal := asked.answers.journal) is not None:
-        return _events(journal.whole(work, request.url.path))
-    return JSONResponse(await _while_there(request, work))
+async def _reply(
+    request: Request,
+    asked: A,
+    events: Callable[[A, Wire | None], Events],
+    whole: Callable[[A], Coroutine[Any, Any, dict[str, Any]]],
+) -> Response:
+    """The answers in the form of an address, as they come or whole."""
+    journal = asked.answers.journal
+    if asked.body.stream:
+        told = events(asked, _wire(request))
+        return _events(told if journal is None else journal.streamed(told))
+    if journal is not None:
+        return _events(journal.whole(whole(asked), request.url.path))
+    return JSONResponse(await _while_there(request, whole(asked)))
 
 
 def _wire(request: Request) -> Wire | None:
     """Where the body of the reply goes, if it goes there in chunks."""
     scope = request.scope
     return scope.get("state", {}).get(WIRE) if scope["http_version"] == "1.1" else None
-
-
-def _stream(asked: Asked, events: Events) -> Response:
-    journal = asked.answers.journal
-    return _events(events if journal is None else journal.streamed(events))
 
 
 def _events(events: Events) -> Response:

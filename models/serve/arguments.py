@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .grammar import ANY_OBJECT
 from .lark import Lark
 from .parameters import Parameters, named_as, type_of, values_of
 
 _VALUES = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length and size
 _NAME = r"[^<>\n]+"
-ANY_OBJECT = {"type": "object"}
 OF_OTHERS = frozenset(  # what speaks of arguments beside those that `properties` names
     ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames",
      "minProperties", "dependentRequired", "dependentSchemas", "allOf", "anyOf", "oneOf", "not",

@@ -13,7 +13,7 @@ from .engine import Service
 from .errors import Refused
 from .generation import Generation
 from .inbox import Ended
-from .schema import EmbeddingsRequest
+from .schema import EmbeddingsRequest, each
 
 
 def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
@@ -23,9 +23,7 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
         raise Refused(
             f"dimensions: expected 1 to {width}, got {asked.dimensions}", param="dimensions"
         )
-    given = asked.input
-    several = isinstance(given, list) and not (given and isinstance(given[0], int))
-    texts: list[Any] = list(given) if several and given else [given]
+    texts = each(asked.input)
     service.worker.check_room(len(texts), "input")
     special = asked.parse_special
     return [service.text_ids(t, "input", special=special, complete=True) for t in texts]

@@ -262,11 +262,9 @@ class Service:
         return ids
 
     def check_room(self, prompts: int, body: Sampling) -> None:
-        """Refused where there are no prompts, or no room for the answers to so many; asked before
-        they are read, too."""
+        """Refused where there is no room for the answers to so many; asked before they are read,
+        too."""
         count = prompts * (body.n or 1)
-        if not prompts:
-            raise Refused("the prompt is empty", param="prompt")
         if count > self.settings.choices:
             most = self.settings.choices
             raise Refused(f"{count} answers asked for, at most {most} may be", param="n")
@@ -352,12 +350,13 @@ class Service:
         return found
 
     def _drafts(self, wanted: Speculative | None) -> Speculation | None:
-        options = wanted or Speculative(most=self.settings.draft)
-        if options.off or not options.most or options.drafters == []:
+        options = wanted or Speculative()
+        most = self.settings.draft if options.most is None else options.most
+        if options.off or not most or options.drafters == []:
             return None
-        policy = Adaptive(most=options.most, prices=SharedPrices(self.worker.batch.prices))
+        policy = Adaptive(most=most, prices=SharedPrices(self.worker.batch.prices))
         names = options.drafters or self.default_drafters
-        drafters = [self._drafter(name, policy, options.most) for name in dict.fromkeys(names)]
+        drafters = [self._drafter(name, policy, most) for name in dict.fromkeys(names)]
         return Speculation(drafters, policy)
 
     @property

@@ -46,20 +46,39 @@ Scalar = bool | int | float | Annotated[str, Field(max_length=256)] | None
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], items(1 << 20)]
 
 
-def unable(default: str = "") -> PydanticCustomError:
+def unable(advice: str = "") -> PydanticCustomError:
     """What a field is refused with that would change the answer, and cannot."""
-    left = "leave it out" + (f", or say {default}" if default else "")
+    left = "leave it out" + (f", {advice}" if advice else "")
     return PydanticCustomError("unable", "this server cannot do that: {left}", {"left": left})
 
 
-def only(*defaults: Any) -> BeforeValidator:
-    """Of a field whose defaults alone can be had. It is named here so that nobody takes
-    an answer for one that followed it."""
+def only(*defaults: Any, instead: str = "") -> BeforeValidator:
+    """Of a field whose defaults alone can be had, perhaps since another one is used `instead`. It
+    is named here so that nobody takes an answer for one that followed it."""
+    advice = f"or say {json.dumps(defaults[0])}" if defaults else ""
+    advice = f"and say {instead}" if instead else advice
 
     def check(value: Any) -> Any:
         if value is not None and value not in defaults:
-            raise unable(json.dumps(defaults[0]) if defaults else "")
+            raise unable(advice)
         return value
+
+    return BeforeValidator(check)
+
+
+def kind_of(given: Any) -> Any:
+    """The type of what may have several forms, whether it is JSON or made of it."""
+    return given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+
+
+def of_types(*own: str) -> BeforeValidator:
+    """Of tools, those of other types left out, which nobody here could call: agents send them
+    beside functions and do without."""
+
+    def check(tools: Any) -> Any:
+        if not isinstance(tools, list):
+            return tools
+        return [t for t in tools if not isinstance(kind := kind_of(t), str) or kind in own]
 
     return BeforeValidator(check)
 

@@ -12,17 +12,19 @@ from ggraph.text.stream import is_harmony
 from .engine import Answers, Service, Wanted
 from .errors import Refused
 from .grammar import schema_of
-from .inbox import NOTHING_YET, Ended, Heard, Tell, together
+from .inbox import NOTHING_YET, Ended, Heard, together
 from .messages import Tool
 from .metrics import Metrics
 from .notations import HARMONY, HERMES, Notation, notation_of
 from .replies import DONE, PING, Dialect, Events, Whole, event, failed, finish_of, usage
-from .schema import ChatRequest, CompletionRequest, Sampling
+from .schema import ChatRequest, CompletionRequest, Sampling, each
 from .told import PING_SECONDS
 from .tools import Reading, answer_grammar, chosen, demanded, for_template
 from .voice import Form, Said
 from .wire import Wire
 from .worker import Ticket
+
+Tell = Callable[[int, Said | Ended], bytes]  # the events of what an answer says, or of its end
 
 
 @dataclass(eq=False)
@@ -83,17 +85,16 @@ class Generation:
         if tools:
             notation = notation_of(self.service.m.tokenizer.chat_template or "") or HERMES
             form, reading, shown = self._calling(asked, tools, notation, thinking)
-        called = bool(tools) and demanded(asked.tool_choice)
-        wanted = Wanted(limit, top, form, stem, shown, thinking, called)
-        dialect = self.dialect(asked, "chatcmpl-")
+        wanted = Wanted(limit, top, form, stem, shown, thinking, demanded(asked.tool_choice))
+        dialect = self.dialect(asked)
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
     def prompt(self, asked: ChatRequest) -> tuple[list[int], list[dict[str, Any]], dict[str, Any]]:
         """Token ids of a conversation, with the messages and variables that the template made them
         of. Refused where they are too many, or the template objects."""
-        told, tools = chosen(asked.tools or (), asked.tool_choice)
+        told, _ = chosen(asked.tools or (), asked.tool_choice)
         template = self.service.m.tokenizer.chat_template or ""
-        if tools and is_harmony(self.service.m.tokenizer):
+        if told and is_harmony(self.service.m.tokenizer):
             _check_channels(notation_of(template), asked)
         messages, more = for_template(asked.messages, told, template)
         more |= asked.variables
@@ -101,9 +102,7 @@ class Generation:
 
     def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
         """The same for plain text."""
-        given = asked.prompt
-        several = isinstance(given, list) and not (given and isinstance(given[0], int))
-        prompts: list[Any] = list(given) if several else [given]
+        prompts = each(asked.prompt)
         self.service.check_room(len(prompts), asked)
         special = asked.parse_special
         if asked.suffix:
@@ -112,11 +111,11 @@ class Generation:
             ids = [self.service.text_ids(p, special=special) for p in prompts]
         limit = _limit(asked.max_tokens)
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
-        dialect = self.dialect(asked, "cmpl-", chat=False)
+        dialect = self.dialect(asked, chat=False)
         return lambda: Asked(self.service.answer(ids, asked, wanted), dialect, asked)
 
-    async def whole(self, asked: Asked) -> dict[str, Any]:
-        """All answers, once they are there."""
+    async def ended(self, asked: Asked) -> list[Whole]:
+        """All answers, once they are there. Refused where one has failed."""
         found = [Whole() for _ in asked.answers.tickets]
         async for heard in self.heard(asked.answers):
             for index, what in heard:
@@ -125,6 +124,11 @@ class Generation:
         for a in found:
             if a.error is not None:
                 raise self.service.worker.refusal(a.error)
+        return found
+
+    async def whole(self, asked: Asked) -> dict[str, Any]:
+        """The reply, once all of it is there."""
+        found = await self.ended(asked)
         choices = [
             asked.dialect.choice(i, a, _message(asked, i, a) if asked.dialect.chat else None)
             for i, a in enumerate(found)
@@ -141,10 +145,10 @@ class Generation:
             for i in range(len(found)):
                 yield _chunk(d, {"index": i, "delta": opening, "finish_reason": None})
 
-        def tell(index: int, what: Said | Ended | None) -> bytes:
-            return self._told(asked, found[index], index, what)
+        def tell(index: int, what: Said | Ended) -> bytes:
+            return _told(asked, found[index], index, what)
 
-        async for told in self.told(asked.answers, tell, wire):
+        async for told in self.told(asked, found, tell, wire):
             yield told
         end, options = DONE, asked.body.stream_options
         if options is not None and options.include_usage:
@@ -152,32 +156,24 @@ class Generation:
             end = event({**d.envelope([], chunk=True), "usage": counted}) + end
         yield end
 
-    async def told(self, answers: Answers, tell: Tell, wire: Wire | None) -> Events:
-        """The events that `tell` makes of what the answers say, but for those that went by the
-        wire; none do where a journal counts them."""
-        if wire is not None and answers.journal is None:
-            answers.said.listen(tell, wire)
-        async for heard in self.heard(answers):
-            if told := b"".join([tell(index, what) for index, what in heard]):
-                yield told
+    async def told(
+        self, asked: Asked, found: Sequence[Whole], tell: Tell, wire: Wire | None
+    ) -> Events:
+        """The events that `tell` makes of what the answers say, which has been added to `found` by
+        then; but for those that went by the wire: none do where a journal counts them."""
 
-    def _told(self, asked: Asked, a: Whole, index: int, what: Said | Ended | None) -> bytes:
-        """The events of what an answer says."""
-        if what is None:
-            return PING
-        d = asked.dialect
-        a.add(what)
-        if isinstance(what, Ended):
-            if a.error is not None:
-                return failed(a.error)
-            return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
-        thought = b""
-        if what.thought and d.chat:
-            thought = _chunk(d, d.thought(index, what.thought))
-        text = a.untold(asked.shown(a))
-        if what.chance is not None:
-            return thought + _chunk(d, d.piece(index, text, what))
-        return thought + (d.told(index, text) if text else b"")
+        def added(index: int, what: Said | Ended | None) -> bytes:
+            if what is None:
+                return PING
+            found[index].add(what)
+            return tell(index, what)
+
+        answers = asked.answers
+        if wire is not None and answers.journal is None:
+            answers.said.listen(added, wire)
+        async for heard in self.heard(answers):
+            if told := b"".join([added(index, what) for index, what in heard]):
+                yield told
 
     async def heard(self, answers: Answers) -> AsyncIterator[list[Heard]]:
         """What the answers say, in order; None where nothing was said for a while. What has come
@@ -230,12 +226,12 @@ class Generation:
         reading = Reading(functions, notation, schema is not None)
         return form.fresh, reading, notation.shown(special)
 
-    def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
-        """The form of a reply, whose name begins with `kind`."""
+    def dialect(self, asked: Sampling, *, chat: bool = True) -> Dialect:
+        """The form of a reply."""
         service, begun = self.service, asked.going_on
         name = secrets.token_hex(12) if begun is None else begun.id
         created = int(time.time()) if begun is None else begun.created
-        return Dialect(chat, kind + name, service.name, service.m.tokenizer, created)
+        return Dialect(chat, name, service.name, service.m.tokenizer, created)
 
 
 def _limit(*given: int | None) -> int:
@@ -257,6 +253,22 @@ def _check_channels(notation: Notation | None, asked: ChatRequest) -> None:
 
 def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:
     return event(d.envelope([choice], chunk=True))
+
+
+def _told(asked: Asked, a: Whole, index: int, what: Said | Ended) -> bytes:
+    """The events of what an answer says."""
+    d = asked.dialect
+    if isinstance(what, Ended):
+        if a.error is not None:
+            return failed(a.error)
+        return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
+    thought = b""
+    if what.thought and d.chat:
+        thought = _chunk(d, d.thought(index, what.thought))
+    text = a.untold(asked.shown(a))
+    if what.chance is not None:
+        return thought + _chunk(d, d.piece(index, text, what))
+    return thought + (d.told(index, text) if text else b"")
 
 
 def _message(asked: Asked, index: int, a: Whole) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Ended:
 
 
 Heard = tuple[int, Said | Ended | None]
-Tell = Callable[[int, Said | Ended | None], bytes]  # the events of what an answer says
+Tell = Callable[[int, Said], bytes]  # the events of what an answer says
 NOTHING_YET: Heard = (0, None)  # what is heard where nothing was said for a while
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
-from .fields import MOST_LIST, Body, Effort, LongText, OrNull, items
+from .fields import MOST_LIST, Body, Effort, LongText, OrNull, items, kind_of
 from .messages import EITHER, Function, TextPart
 
 
@@ -58,8 +58,7 @@ class PassedItem(Body):
 
 def _kind_of_item(item: Any) -> str:
     """The form of an item, whose type a message need not name; as no field is (`errors.FORM`)."""
-    found = item.get("type") if isinstance(item, dict) else getattr(item, "type", "")
-    found = "message" if found is None else found
+    found = "message" if (kind := kind_of(item)) is None else kind
     passed = found in get_args(PassedType)
     return "Passed" if passed else found.title() if isinstance(found, str) else ""
 
@@ -83,16 +82,6 @@ class FlatTool(Function):
     """A function as `/v1/responses` is told of it."""
 
     type: Literal["function"]
-
-
-def functions_of(tools: Any) -> Any:
-    """Tools without those of other types, which nobody here could call: agents send them beside
-    functions and do without."""
-    if not isinstance(tools, list):
-        return tools
-    kinds = [t.get("type") if isinstance(t, dict) else None for t in tools]
-    others = [isinstance(kind, str) and kind != "function" for kind in kinds]
-    return [t for t, other in zip(tools, others, strict=True) if not other]
 
 
 class FlatChoice(Body):

@@ -23,10 +23,8 @@ from .going_on import ANSWERS, Failed, GoingOn, Head
 from .replies import one_line
 
 URLS = (*ANSWERS, "/v1/embeddings")
-FIRST_WAIT, LONGEST_WAIT = (
-    0.05,
-    5.0,
-)  # seconds until one who was refused for lack of room asks again
+# Seconds until one who was refused for lack of room asks again
+FIRST_WAIT, LONGEST_WAIT = 0.05, 5.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
-from .fields import MOST_LIST, Body, LongText, OrNull, items, only, readable
+from .fields import MOST_LIST, Body, LongText, OrNull, items, kind_of, only, readable
 
 
 class TextPart(Body):
@@ -98,6 +98,11 @@ class ToolChoice(Body):
     type: Literal["function"]
     function: NamedFunction
 
+    @staticmethod
+    def of(name: str) -> "ToolChoice":
+        """The one of this name."""
+        return ToolChoice(type="function", function=NamedFunction(name=name))
+
 
 class AllowedTools(Body):
     """Those that may be called of the functions that the model is told of."""
@@ -114,8 +119,7 @@ class AllowedChoice(Body):
 
 
 def _form(given: Any) -> str:
-    found = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return "Allowed" if found == "allowed_tools" else "Named"
+    return "Allowed" if kind_of(given) == "allowed_tools" else "Named"
 
 
 EITHER = Discriminator(_form)  # of forms that are tagged so

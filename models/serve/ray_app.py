@@ -19,7 +19,8 @@ from .bodies import Bodies
 from .errors import Refused, as_reply
 from .going_on import Failed, Head
 from .metrics import joined
-from .ray_replica import DRAIN_SECONDS, Options, Replicas, bound
+from .ray_replica import Options, Replicas, bound
+from .server import DRAIN_SECONDS
 
 
 class Front:

@@ -13,19 +13,20 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from ..run.fetch import fetch_default
-from ..run.load import device_names, load
+from ..run.load import DEFAULT_CONTEXT, device_names, load
 from .app import make_app
 from .engine import FULL_TEXTS, Service
 from .going_on import GoingOn, Head, Patience
 from .inside import Inside
 from .ray_router import PrefixRouter
 from .routing import BLOCK, Wish, kept_in, wish_of
+from .server import DRAIN_SECONDS
 from .settings import Settings
+from .told import PING_SECONDS
 
-LETTERS_PER_TOKEN = 4  # about; how much of a prompt a replica's cache holds
+LETTERS = 4  # of a token, about: how much of prompts a replica's cache holds
 SUSPECT_SECONDS = 30.0  # for which nobody is sent to a replica that failed
-DRAIN_SECONDS = 600.0  # for open answers of a replica that is to end
-# Not for those of one that is unhealthy: they have gone on elsewhere, and it keeps a device.
+# Who is unhealthy is not waited for: its answers have gone on elsewhere, and it keeps a device.
 CONTROLLER = {"runtime_env": {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}}
 
 
@@ -41,9 +42,9 @@ class Options(BaseModel):
     ctx_size: int | None = None
     cache_tokens: int | None = None
     cache_type: str = "f16"
-    parallel: int = 16
-    queued: int = 256
-    draft: int = 8
+    parallel: int = Settings.parallel
+    queued: int = Settings.queued
+    draft: int = Settings.draft
     threads: int | None = None
     device: str = "cpu"
     exact: bool = False
@@ -58,9 +59,9 @@ class Options(BaseModel):
     fronts: int = Field(default=1, ge=1)
     cpus: float = Field(default=1.0, ge=0)
     gpus: float | None = Field(default=None, ge=0)
-    slack: int = Field(default=8, ge=0)  # as of `Routes`
-    silence: float = Field(default=10.0, gt=2)
-    trouble: float = Field(default=120.0, gt=0)
+    slack: int = Field(default=8, ge=0)  # as of `Routes`; measured: docs/log/2026-11-23-scale.md
+    silence: float = Field(default=Patience.silence, gt=PING_SECONDS)
+    trouble: float = Field(default=Patience.trouble, gt=0)
     health_period: float = Field(default=5.0, gt=0)
 
     @property
@@ -205,8 +206,10 @@ def _wish(path: str, body: bytes, headers: dict[str, str], avoid: set[str]) -> W
 def bound(options: Options) -> serve.Application:
     """The deployment of the replicas."""
     o = options
-    tokens = FULL_TEXTS * (o.ctx_size or 4096) if o.cache_tokens is None else o.cache_tokens
-    room = tokens * LETTERS_PER_TOKEN
+    tokens = (
+        FULL_TEXTS * (o.ctx_size or DEFAULT_CONTEXT) if o.cache_tokens is None else o.cache_tokens
+    )
+    room = tokens * LETTERS
     router = RequestRouterConfig(
         request_router_class=PrefixRouter,
         request_router_kwargs={"room": room // BLOCK, "slack": o.slack},

@@ -90,10 +90,15 @@ class Dialect:
     """One of the two forms that text is asked for in: `chat`, or completions."""
 
     chat: bool
-    id: str
+    name: str  # of the reply, without what says of which form it is
     model: str
     tokenizer: Tokenizer
     created: int  # seconds since 1970
+
+    @property
+    def id(self) -> str:
+        """The reply's name in these forms."""
+        return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.name}"
 
     def envelope(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
         """What is around choices."""

@@ -15,28 +15,31 @@ from .messages import (
     AllowedTools,
     Function,
     Message,
-    NamedFunction,
     Tool,
     ToolChoice,
 )
-from .replies import PING, Events, Whole, event, usage
+from .replies import Events, Whole, event
 from .schema import ChatRequest, ResponseFormat, ResponsesRequest
 from .voice import Said
 from .wire import Wire
 
 
 @dataclass(eq=False)
-class Turn:
+class Turn(Asked):
     """A response that is being made. `said` are the messages before it, without instructions."""
 
-    asked: Asked
     body: ResponsesRequest
-    said: tuple[Message, ...]
+    said: tuple[Message, ...] = ()
 
     @property
     def id(self) -> str:
         """Its name."""
-        return f"resp_{self.asked.dialect.id.partition('-')[2]}"
+        return f"resp_{self.dialect.name}"
+
+    @property
+    def message_id(self) -> str:
+        """The name of its message."""
+        return f"msg_{self.dialect.name}"
 
 
 @dataclass(eq=False)
@@ -51,7 +54,12 @@ class Responses:
         said = self._said(body)
         with _by_its_name():
             begin = self.generation.chat(as_chat(body, said))
-        return lambda: Turn(begin(), body, said)
+
+        def turn() -> Turn:
+            asked = begin()
+            return Turn(asked.answers, asked.dialect, body, asked.reading, said)
+
+        return turn
 
     def count(self, body: ResponsesRequest) -> int:
         """Tokens of what a model would read."""
@@ -61,32 +69,23 @@ class Responses:
 
     async def whole(self, turn: Turn) -> dict[str, Any]:
         """The reply, once all of it is there."""
-        a = Whole()
-        async for heard in self.generation.heard(turn.asked.answers):
-            for _, what in heard:
-                if what is not None:
-                    a.add(what)
-        if a.error is not None:
-            raise self.generation.service.worker.refusal(a.error)
+        [a] = await self.generation.ended(turn)
         return self._finished(turn, a, output_of(turn, a))
 
     async def events(self, turn: Turn, wire: Wire | None = None) -> Events:
         """The reply as it comes; every event has a number."""
-        a, told = Whole(), _Teller()
+        a, told = Whole(), _Teller(turn)
         for kind in ("response.created", "response.in_progress"):
             yield told(kind, response=_response(turn, a, []))
 
-        def tell(index: int, what: Said | Ended | None) -> bytes:
-            if what is None:
-                return PING
-            a.add(what)
+        def tell(index: int, what: Said | Ended) -> bytes:
             if isinstance(what, Ended):
                 return b""
             told.chances += _chances(turn, [what])
-            text = a.untold(turn.asked.shown(a))
-            return told.more(turn, text) if text else b""
+            text = a.untold(turn.shown(a))
+            return told.more(text) if text else b""
 
-        async for said in self.generation.told(turn.asked.answers, tell, wire):
+        async for said in self.generation.told(turn, [a], tell, wire):
             yield said
         if a.error is not None:
             yield told("error", message=a.error, code=None, param=None)
@@ -96,7 +95,7 @@ class Responses:
             if item["type"] == "function_call":
                 yield told.call(index, item)
             else:
-                yield told.more(turn, a.untold(turn.asked.shown(a))) + told.closed(turn, item)
+                yield told.more(a.untold(turn.shown(a))) + told.closed(item)
         response = self._finished(turn, a, output)
         kind = "completed" if response["status"] == "completed" else "incomplete"
         yield told(f"response.{kind}", response=response)
@@ -141,9 +140,11 @@ def _by_its_name() -> Iterator[None]:
 
 
 class _Teller:
-    """Numbers events."""
+    """Numbers the events of a response."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self._place = {"item_id": turn.message_id, "output_index": 0, "content_index": 0}
         self.number, self.open = 0, False  # whether the message has begun
         self.chances = list[dict[str, Any]]()  # of tokens that no event has told of
 
@@ -151,24 +152,24 @@ class _Teller:
         self.number += 1
         return event({"type": kind, "sequence_number": self.number - 1, **facts}, kind)
 
-    def opened(self, turn: Turn) -> bytes:
+    def opened(self) -> bytes:
         """The message begins."""
-        item = {**_message(turn, Whole()), "status": "in_progress", "content": []}
+        item = {**_message(self.turn, Whole()), "status": "in_progress", "content": []}
         added = self("response.output_item.added", output_index=0, item=item)
-        return added + self("response.content_part.added", **_place(turn), part=output_part(""))
+        return added + self("response.content_part.added", **self._place, part=output_part(""))
 
-    def more(self, turn: Turn, text: str) -> bytes:
+    def more(self, text: str) -> bytes:
         """What the message has beyond what was told of it, and its beginning before that."""
-        head, self.open = b"" if self.open else self.opened(turn), True
+        head, self.open = b"" if self.open else self.opened(), True
         if not text and not self.chances:
             return head
-        facts = {**_place(turn), "delta": text, "logprobs": self.chances}
+        facts = {**self._place, "delta": text, "logprobs": self.chances}
         self.chances = []
         return head + self("response.output_text.delta", **facts)
 
-    def closed(self, turn: Turn, item: dict[str, Any]) -> bytes:
+    def closed(self, item: dict[str, Any]) -> bytes:
         """The message ends."""
-        at, part = _place(turn), item["content"][0]
+        at, part = self._place, item["content"][0]
         known = {"text": part["text"], "logprobs": part.get("logprobs", [])}
         return b"".join((
             self("response.output_text.done", **at, **known),
@@ -211,9 +212,8 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
 
 def _chosen(flat: FlatChoice | FlatAllowed) -> ToolChoice | AllowedChoice:
     if isinstance(flat, FlatChoice):
-        return ToolChoice(type="function", function=NamedFunction(name=flat.name))
-    several = [ToolChoice(type="function", function=NamedFunction(name=t.name)) for t in flat.tools]
-    allowed = AllowedTools(mode=flat.mode, tools=several)
+        return ToolChoice.of(flat.name)
+    allowed = AllowedTools(mode=flat.mode, tools=[ToolChoice.of(t.name) for t in flat.tools])
     return AllowedChoice(type="allowed_tools", allowed_tools=allowed)
 
 
@@ -221,10 +221,10 @@ def output_of(turn: Turn, a: Whole) -> list[dict[str, Any]]:
     """The items of a response: a message, calls of functions, or one and then the others."""
     calls = [
         {
-            "type": "function_call", "id": f"{turn.id.replace('resp_', 'fc_')}_{i}",
+            "type": "function_call", "id": f"fc_{turn.dialect.name}_{i}",
             "call_id": call["id"], "status": "completed", **call["function"],
         }
-        for i, call in enumerate(turn.asked.calls(a))
+        for i, call in enumerate(turn.calls(a))
     ]  # fmt: skip
     message = _message(turn, a)
     return [message, *calls] if message["content"][0]["text"] or not calls else calls
@@ -241,39 +241,30 @@ def _as_message(output: list[dict[str, Any]]) -> Message:
     return messages_of(items)[0]
 
 
-def _place(turn: Turn) -> dict[str, Any]:
-    """Where the text of the message is."""
-    return {"item_id": _message_id(turn), "output_index": 0, "content_index": 0}
-
-
-def _message_id(turn: Turn) -> str:
-    return turn.id.replace("resp_", "msg_")
-
-
 def _message(turn: Turn, a: Whole) -> dict[str, Any]:
     status = "incomplete" if a.finish == "length" else "completed"
-    base = {"id": _message_id(turn), "type": "message", "role": "assistant", "status": status}
+    base = {"id": turn.message_id, "type": "message", "role": "assistant", "status": status}
     chances = {"logprobs": _chances(turn, a.said)} if turn.body.chances else {}
-    return {**base, "content": [{**output_part(turn.asked.text(a)), **chances}]}
+    return {**base, "content": [{**output_part(turn.text(a)), **chances}]}
 
 
 def _chances(turn: Turn, said: Sequence[Said]) -> list[dict[str, Any]]:
     """Those of tokens, as a chat has them."""
-    found = turn.asked.dialect.logprobs(said)
+    found = turn.dialect.logprobs(said)
     return [] if found is None else list(found["content"])
 
 
 def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:
     """The response around its items, or around none yet."""
-    body, asked = turn.body, turn.asked
+    body, dialect = turn.body, turn.dialect
     status = {None: "in_progress", "length": "incomplete"}.get(a.finish, "completed")
     choice, form = body.tool_choice or "auto", body.text.format
     return {
         "id": turn.id,
         "object": "response",
-        "created_at": asked.dialect.created,
+        "created_at": dialect.created,
         "status": status,
-        "model": asked.dialect.model,
+        "model": dialect.model,
         "output": output,
         "incomplete_details": {"reason": "max_output_tokens"} if a.finish == "length" else None,
         "error": None,
@@ -293,18 +284,17 @@ def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, A
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
-        "usage": None if a.finish is None else _usage(asked, a),
+        "usage": None if a.finish is None else _usage(turn, a),
     }
 
 
-def _usage(asked: Asked, a: Whole) -> dict[str, Any]:
-    counted = usage(asked.answers.prompt_tokens, [a])
-    read = counted["prompt_tokens_details"]["cached_tokens"]
-    written = counted["prompt_tokens"] - read  # what is computed stays in the cache
+def _usage(turn: Turn, a: Whole) -> dict[str, Any]:
+    read, prompt = a.reused, turn.answers.prompt_tokens
+    written = prompt - read  # what is computed stays in the cache
     return {
-        "input_tokens": counted["prompt_tokens"],
+        "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
-        "output_tokens": counted["completion_tokens"],
+        "output_tokens": a.tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counted["total_tokens"],
+        "total_tokens": prompt + a.tokens,
     }

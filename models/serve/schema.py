@@ -23,23 +23,25 @@ from .fields import (
     TokenIds,
     few,
     items,
+    of_types,
     only,
     unable,
 )
-from .items import EitherFlat, FlatTool, Item, Reasoning, ResponseText, functions_of
+from .items import EitherFlat, FlatTool, Item, Reasoning, ResponseText
 from .messages import Choice, Message, Tool
 
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
-
+PLAIN_TEXT = {"type": "text"}  # as a form, which is none
 
 DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
 
 
 class Speculative(Body):
-    """How this request drafts. The text is the same with any of it."""
+    """How this request drafts, what it leaves out as the server does by itself. The text is the
+    same with any of it."""
 
     drafters: Annotated[list[DrafterName], items(5)] | None = None
-    most: OrNull[Annotated[int, Field(ge=0, le=64)]] = 8
+    most: Annotated[int, Field(ge=0, le=64)] | None = None
     off: OrNull[bool] = False
 
 
@@ -190,6 +192,13 @@ class ChatRequest(Sampling):
         return {**effort, **(self.chat_template_kwargs or {}), **ends, **goes_on}
 
 
+def each(given: Any) -> list[Any]:
+    """The texts of a field that holds one, or a list of them: each is a string or token ids. An
+    empty list is one that is empty."""
+    one = isinstance(given, str) or not given or isinstance(given[0], int)
+    return [given] if one else given
+
+
 class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
     text are found where it says `parse_special`; else they are text, as whatever a user typed. With
@@ -214,17 +223,14 @@ class CompletionRequest(Sampling):
     def _as_many_as_told(cls, value: int | None, info: ValidationInfo) -> int | None:
         """Answers are not chosen among: all that are made are told."""
         if value not in (None, 1, info.data.get("n") or 1):
-            raise unable("as many as n")
+            raise unable("or say as many as n")
         return value
 
     @property
     def is_short(self) -> bool:
         """Whether it is one prompt, without a form, that can be read within a millisecond."""
-        one = isinstance(self.prompt, str) or not any(
-            isinstance(p, list | str) for p in self.prompt
-        )
-        short = len(self.prompt) <= SHORT and not self.suffix
-        return one and short and self.response_format is None
+        short = [len(p) <= SHORT for p in each(self.prompt)] == [True]
+        return short and not self.suffix and self.response_format is None
 
 
 class EmbeddingsRequest(Body):
@@ -244,13 +250,11 @@ class EmbeddingsRequest(Body):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
-def _by_another_name(form: Any) -> Any:
-    if form not in (None, {"type": "text"}):
-        raise unable('{"type": "text"}: text.format has the form of a response')
-    return form
-
-
 CHANCES = "message.output_text.logprobs"  # of what a response is to hold beside text
+
+
+def _with_chances(include: Any) -> bool:
+    return isinstance(include, list) and CHANCES in include
 
 
 Metadata = Annotated[  # what a client notes on a response, which is given back
@@ -267,9 +271,7 @@ class ResponsesRequest(Sampling):
     instructions: LongText | None = None
     max_output_tokens: Limit = None
     text: OrNull[ResponseText] = ResponseText()
-    tools: Annotated[
-        Annotated[list[FlatTool], items(128)] | None, BeforeValidator(functions_of)
-    ] = None
+    tools: Annotated[Annotated[list[FlatTool], items(128)] | None, of_types("function")] = None
     tool_choice: Literal["none", "auto", "required"] | EitherFlat | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
@@ -279,7 +281,7 @@ class ResponsesRequest(Sampling):
     n: Annotated[Any, only(1)] = None
     include: Any = None  # but for chances all of tools that are not here
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: Annotated[Any, BeforeValidator(_by_another_name)] = None
+    response_format: Annotated[Any, only(PLAIN_TEXT, instead="text.format")] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None
@@ -288,13 +290,12 @@ class ResponsesRequest(Sampling):
     @property
     def chances(self) -> bool:
         """Whether those of its tokens are told."""
-        return isinstance(self.include, list) and CHANCES in self.include
+        return _with_chances(self.include)
 
     @field_validator("top_logprobs")
     @classmethod
     def _where_they_are_told(cls, value: int | None, info: ValidationInfo) -> int | None:
-        included = info.data.get("include")
-        if value and not (isinstance(included, list) and CHANCES in included):
+        if value and not _with_chances(info.data.get("include")):
             message = "say {chances} in include beside it: else none are told"
             raise PydanticCustomError("own", message, {"chances": CHANCES})
         return value

@@ -18,7 +18,7 @@ from .engine import Service
 from .guard import HEAD_BYTES
 from .protocol import bounded
 
-DRAIN_SECONDS = 600
+DRAIN_SECONDS = 600  # for answers that are open when a server, or a replica, is to end
 LAST_SECONDS = 2  # for the last words to clients
 # Seconds between two requests of a connection: more than clients (5 to 15) and proxies (60) keep
 # one that is idle, as what is on its way to who hangs up first is lost
