@@ -184,9 +184,9 @@ def test_figures_of_all_replicas_are_on_one_page() -> None:
 
 def frozen_in_the_middle(streams: Sequence[Heard]) -> int:
     """Stop a replica while streams are open there; its process. Nothing comes any more then."""
+    victim = pids()[0]  # asked before, as that takes long where streams are quick
     while not all(s.raw for s in streams):
-        time.sleep(0.01)
-    victim = pids()[0]
+        time.sleep(0.001)
     os.kill(victim, signal.SIGSTOP)
     heard = -1
     while heard != (heard := sum(len(s.raw) for s in streams)):
