@@ -10,15 +10,13 @@ a matrix in tiles.
 from collections.abc import Sequence
 from functools import partial
 
-from ggraph.backends.cpu.cache import load8
-from ggraph.backends.cpu.elements import ELEMENT_BYTES, number
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number, numbers
 from ggraph.backends.cpu.simd import I64, Kernel, Val, kernel
 from ggraph.backends.cpu.tiles import HALF, LAYOUTS
-from ggraph.dtype import F32 as FLOATS
+from ggraph.dtype import F32
 
 ARGS = "raw out n k count sb sn sk ob"
-KINDS = ("f32", "f16", "bf16")
-TILE = LAYOUTS[FLOATS].tile
+TILE = LAYOUTS[F32].tile
 LINE = TILE * 4  # bytes of a tile's column
 
 
@@ -45,7 +43,7 @@ def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
         lanes = [k.minimum(k.const(h + j, I64), left - 1) for j in range(HALF)]
         rows = [k.opaque(source + lane * sn) for lane in lanes]
         for c in k.loop(0, whole, HALF):
-            block = turned(k, [load8(k, kind, row + c * size, 0) for row in rows])
+            block = turned(k, [numbers(k, kind, row + c * size) for row in rows])
             for j, value in enumerate(block):
                 k.store(tile + (c + j) * LINE + h * 4, value)
         for c in k.loop(whole, columns):
@@ -60,11 +58,11 @@ def _columns(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
     beside = k.select(sn.eq(size), left >= TILE, sn.eq(size))
     for c in k.loop(0, columns):
         at, to = source + c * sk, tile + c * LINE
-        with k.if_else(beside) as (vectors, numbers):
+        with k.if_else(beside) as (vectors, singly):
             with vectors:
                 for h in range(0, TILE, HALF):
-                    k.store(to + h * 4, load8(k, kind, at + h * size, 0))
-            with numbers:
+                    k.store(to + h * 4, numbers(k, kind, at + h * size))
+            with singly:
                 for lane in k.loop(0, k.minimum(left, TILE)):
                     k.store(to + lane * 4, number(k, kind, at + lane * sn))
 
@@ -84,5 +82,5 @@ def _build(k: Kernel, kind: str) -> None:
                 _columns(k, kind, tile, source, left)
 
 
-for _kind in KINDS:
+for _kind in FLOATS:
     kernel(ARGS, name="lay_" + _kind)(partial(_build, kind=_kind))

@@ -37,6 +37,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     solve,
     sorts,
 )
+from ggraph.backends.cpu.elements import FLOATS
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     FEW_ROWS,
@@ -193,7 +194,7 @@ def _argmax(low: Lowering, x: Launch) -> bool:
 def _by_row(low: Lowering, x: Launch, kernel: str, **more: Any) -> bool:
     """A row kernel of `sorts.py`, for rows of a plain float type without gaps."""
     a = x.sources[0].tensor
-    if a.dtype.name not in sorts.KINDS or not a.is_contiguous:
+    if a.dtype.name not in FLOATS or not a.is_contiguous:
         return False
     n, size = a.shape[-1], a.dtype.block_bytes
     low.add(

@@ -46,7 +46,7 @@ Pass = Callable[[Val, Val, Rows], None]  # home of the sums, tile, rows
 
 
 def _codes_ahead(k: Kernel) -> Num:
-    """The same of codes."""
+    """Bytes between use and prefetch of codes."""
     if k.isa.bypasses:
         return ahead(k, AHEAD)
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)

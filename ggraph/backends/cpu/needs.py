@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from ggraph.backends.cpu import attention, cache, courses, gated, recurrent
+from ggraph.backends.cpu.elements import FLOATS
 from ggraph.backends.cpu.elementwise import UNITS
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.loops import rooms
@@ -24,7 +25,7 @@ from ggraph.backends.cpu.tiles import (
     packed_bytes,
 )
 from ggraph.device import Need
-from ggraph.dtype import A8, BF16, F16, F32, I32, DType
+from ggraph.dtype import A8, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rules import flag
 from ggraph.tensor import Kind, Tensor, contiguous
@@ -138,7 +139,7 @@ def multiplies_each(t: Tensor) -> bool:
     """Whether a kernel computes this mul_mat or mul_mat_add as products of plain numbers, with
     matrices that are computed or repeat over leading axes: rows may lie as they like."""
     w, x, *rest = t.sources
-    plain = w.dtype in (F32, F16, BF16) and w.size > 0 and x.dtype is F32 and t.is_contiguous
+    plain = w.dtype.name in FLOATS and w.size > 0 and x.dtype is F32 and t.is_contiguous
     beside = x.strides[-1] == F32.block_bytes or x.shape[-1] == 1
     return plain and beside and all(map(is_rows, rest))
 
@@ -153,7 +154,7 @@ def lays(t: Tensor) -> bool:
     w, x = t.sources[:2]
     if t.op != "conv_2d":
         return multiplies_each(t) and not stores(w)
-    plain = w.dtype in (F32, F16, BF16) and w.size > 0 and w.is_contiguous
+    plain = w.dtype.name in FLOATS and w.size > 0 and w.is_contiguous
     return plain and x.dtype is F32 and t.is_contiguous and not convolves(t)
 
 
@@ -237,7 +238,7 @@ def attends(t: Tensor) -> bool:
 def attends_plainly(t: Tensor) -> bool:
     """Whether the kernel for all other shapes computes this flash_attn: over plain numbers."""
     q, k, v, *rest = t.sources
-    floats = k.dtype is v.dtype and {k.dtype.name, q.dtype.name} <= {"f32", "f16", "bf16"}
+    floats = k.dtype is v.dtype and k.dtype.name in FLOATS
     if not floats or q.dtype is not F32 or t.attrs["has_sinks"]:
         return False
     if t.attrs["has_mask"] and not (rest[0].is_contiguous and rest[0].dtype.name in ("f32", "f16")):

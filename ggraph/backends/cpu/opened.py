@@ -9,7 +9,7 @@ Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the st
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ggraph.backends.cpu.blocks import Block, Following, lifted
+from ggraph.backends.cpu.blocks import Block, Following
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.passes import Held, homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
@@ -46,11 +46,6 @@ class Opened:
     def outputs(self) -> int:
         """Rows of the matrix in it."""
         return TILE
-
-    @property
-    def lifted(self) -> bool:
-        """As the block that was opened."""
-        return lifted(self.k, self.layout)
 
     def codes(self, group: int, part: int) -> Val:
         """Codes or values of four columns of a part of the tile, one vector of bytes."""

@@ -12,7 +12,7 @@ from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F32, F32X8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import HALF
 
-FOUR = 4  # rows whose addresses are one register and what x86 adds to it: 0, 1, 2 or 3 steps
+FROM_ONE = 4  # rows whose addresses are one register and what x86 adds to it: 0, 1, 2 or 3 steps
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rows:
     @staticmethod
     def evenly(k: Kernel, first: Val, step: Val, count: int) -> "Rows":
         """Rows from an address on, each so many bytes behind the one before."""
-        starts = [k.opaque(first + step * r) for r in range(0, count, FOUR)]
+        starts = [k.opaque(first + step * r) for r in range(0, count, FROM_ONE)]
         one = k.opaque(step)
         return Rows(k, count, starts, [one, one * 2, k.opaque(one * 3)])
 

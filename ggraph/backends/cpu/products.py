@@ -248,7 +248,7 @@ def _gather(low: Lowering, x: Launch) -> bool:
     rows, ids = x.sources
     t, i = rows.tensor, ids.tensor
     several = len(i.shape) > 1 and len(t.shape) > 2
-    known = t.dtype.name in cache.GATHER and i.is_contiguous
+    known = t.dtype.name in cache.GATHERED and i.is_contiguous
     if not known or (t.dtype.is_block and len(t.shape) > 2):
         return False
     tables = prod(i.shape[:-1]) if several else 1

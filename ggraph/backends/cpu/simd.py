@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import TypeVar
 
 from llvmlite import ir
 
@@ -138,6 +139,7 @@ class Val:
 
 
 Num = Val | int | float
+Count = TypeVar("Count", int, Val)
 Branch = AbstractContextManager[object]
 Build = Callable[["Kernel"], Val | None]  # what emits a kernel's body, and gives what it returns
 

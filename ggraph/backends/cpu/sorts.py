@@ -7,7 +7,7 @@ strides in bytes.
 
 from functools import partial
 
-from ggraph.backends.cpu.elements import number, put
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number, put
 from ggraph.backends.cpu.simd import (
     F32,
     F64,
@@ -18,17 +18,15 @@ from ggraph.backends.cpu.simd import (
     kernel,
 )  # fmt: skip
 
-KINDS = {"f32": 4, "f16": 2, "bf16": 2}
-
 
 def _cumsum(k: Kernel, kind: str) -> None:
     x, y, m, n, xs, ys = k.words("x y m n xs ys")
     for r in k.share(m):
         total = k.var(0.0, F64)
         for c in k.loop(0, n):
-            value = number(k, kind, x + xs * r + c * KINDS[kind])
+            value = number(k, kind, x + xs * r + c * ELEMENT_BYTES[kind])
             total.value = total.value + k.cast("fpext", value, F64)
-            put(k, kind, y + ys * r + c * KINDS[kind], k.cast("fptrunc", total.value, F32))
+            put(k, kind, y + ys * r + c * ELEMENT_BYTES[kind], k.cast("fptrunc", total.value, F32))
 
 
 class _Row:
@@ -39,7 +37,7 @@ class _Row:
 
     def key(self, i: Val) -> Val:
         """What the order goes by: the greatest first."""
-        value = number(self.k, self.kind, self.x + i * KINDS[self.kind])
+        value = number(self.k, self.kind, self.x + i * ELEMENT_BYTES[self.kind])
         known = self.k.select(value.is_nan(), self.k.const(float("-inf"), F32), value)
         return self.k.select(self.k.arg("rising").ne(0), -known, known)
 
@@ -127,5 +125,5 @@ def _register(kind: str) -> None:
         kernel(args, name=f"{name}_{kind}")(partial(build, kind=kind))
 
 
-for _kind in KINDS:
+for _kind in FLOATS:
     _register(_kind)
