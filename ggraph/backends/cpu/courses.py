@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Val, Var
 
-MAX_ROWS = 512  # of a step
+MAX_ROWS = 512  # of a step, whose owners a thread keeps on its stack
 
 
 def entry(k: Kernel, table: Val, i: Val) -> Val:

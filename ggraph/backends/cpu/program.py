@@ -5,14 +5,15 @@ NumPy arrays (their addresses). The assembler keeps every array it was given ali
 """
 
 import struct
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from ggraph.backends.cpu.interpreter import WORDS
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.simd import BARRIER, KERNELS, STREAM
+from ggraph.backends.cpu.jit import ENTRY, Jit
+from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS, STREAM
 from ggraph.backends.cpu.tempo import Tempo, Usual
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
@@ -38,6 +39,24 @@ def _word(name: str, argument: str, is_number: bool, value: Argument) -> int:
     if isinstance(value, float):
         raise BackendError(f"{name}: {argument} is an integer, got {value}")
     return int(value)
+
+
+def one_call(
+    jit: Jit, name: str, values: dict[str, Argument], *held: Array, thread: int = 0,
+    threads: int = 1, title: str,
+) -> threading.Thread:  # fmt: skip
+    """A thread that is one call of a kernel, begun: Python's other threads run meanwhile. Arrays
+    among its arguments, and what else is `held`, live as long as it does."""
+    entry = ENTRY(jit.address(name))
+    words = np.array([0] * HEADER_WORDS + encode(name, values), np.int64)
+    arrays = [v for v in values.values() if isinstance(v, np.ndarray)]
+
+    def live(*_: Array) -> None:
+        entry(words.ctypes.data, thread, threads)
+
+    begun = threading.Thread(target=live, args=(*arrays, *held), daemon=True, name=title)
+    begun.start()
+    return begun
 
 
 Range = tuple[int, int]  # addresses of the first byte and one past the last
