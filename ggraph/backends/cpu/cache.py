@@ -106,8 +106,7 @@ def _row_of(k: Kernel, r: Val) -> Val:
     with k.when(index.ne(0)):
         named = _index(k, index, r)
         following = _index(k, index, k.minimum(r + 1, m - 1))
-        same = k.select(r + 1 < m, k.const(-1, I64), named)
-        row.value = k.select(following.eq(named), same, named)
+        row.value = k.select((r + 1 < m) & following.eq(named), k.const(-1, I64), named)
     return row.value
 
 
@@ -122,9 +121,9 @@ def _targets(k: Kernel, units: Val) -> Iterator[tuple[Val, Val, tuple[Val, Val]]
     named, shared_out = index.ne(0), rows[1] - rows[0] < m
     for r in k.loop(k.select(named, k.const(0, I64), rows[0]), k.select(named, m, rows[1])):
         row = _row_of(k, r)
-        with k.when(row >= 0), k.when(row < k.arg("limit")):
-            owner = k.select(shared_out, row % k.threads, k.thread)
-            with k.when(k.select(named, owner, k.thread).eq(k.thread)):
+        with k.when(words.within(k, row, k.arg("limit"))):
+            owner = k.select(named & shared_out, row % k.threads, k.thread)
+            with k.when(owner.eq(k.thread)):
                 yield r, row, parts
 
 
@@ -272,7 +271,7 @@ def _gather(kind: str) -> None:
         whole = n // step * step
         for r in k.share(m):
             chosen = _index(k, ids, r)
-            known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0).ne(0)
+            known = words.within(k, chosen, limit)
             row, out = x + xs * k.select(known, chosen, 0), y + ys * r
             for c in k.loop(0, whole, step):
                 at = number_at(kind, row, c)

@@ -11,8 +11,7 @@ from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, kernel
 def _chosen(k: Kernel, ids: Val, at: Val, limit: Val) -> Val:
     """An expert's number, or -1 where there is none of that number."""
     found = k.cast("sext", k.load(ids + at * 4, I32), I64)
-    known = k.select(found >= 0, found < limit, found >= 0)
-    return k.select(known, found, -1)
+    return k.select(words.within(k, found, limit), found, -1)
 
 
 @kernel("x ids y m n u xs normalise scale:f")

@@ -25,9 +25,9 @@ from ggraph.backends.cpu.matmul_id import (
     expert_at,
     expert_passes,
     high_rows,
-    in_passes,
     least_of,
     opened_rows,
+    pairs_in_passes,
 )
 from ggraph.backends.cpu.simd import Kernel, Val
 from ggraph.backends.cpu.tiles import BLOCK, TILE
@@ -72,7 +72,7 @@ def _few_rows(k: Kernel, unit: Emit2, walk: Walk, home: Val, pairs: Part, own: C
     """Pairs of one expert with some of its tiles, a few at a time."""
     for pair in k.loop(*pairs):
         tiles = _tiles(k, unit, walk, (pair, pair + 1), own)
-        for some in in_passes(k, walk.rows, own):
+        for some in pairs_in_passes(k, walk.rows, own):
             for i in k.loop(0, tiles.count):
                 here = replace(walk, home=home + i * _apart(walk))
                 expert_passes(k, here, tiles.at(i), some)

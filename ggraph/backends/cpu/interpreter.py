@@ -206,7 +206,7 @@ def _look_out(k: Kernel, state: Val) -> None:
     turns, limit = k.var(0), k.arg("spins") + YIELDS
 
     def looking() -> Val:
-        return k.select(atomic_load(k, state).eq(AWAKE), turns.value, limit) < limit
+        return atomic_load(k, state).eq(AWAKE) & (turns.value < limit)
 
     with k.while_(looking):
         _relax(k, turns)

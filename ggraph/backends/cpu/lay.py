@@ -7,9 +7,9 @@ Legend: n rows, k columns; strides in bytes: sb of matrices, sn of rows, sk of c
 a matrix in tiles.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
+from ggraph.backends.cpu import words
 from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number, numbers
 from ggraph.backends.cpu.simd import I64, Kernel, Val, kernel
 from ggraph.backends.cpu.tiles import HALF, LAYOUTS
@@ -20,21 +20,6 @@ TILE = LAYOUTS[F32].tile
 LINE = TILE * 4  # bytes of a tile's column
 
 
-def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
-    """As many vectors as they have lanes as a matrix, rows and columns exchanged."""
-    found, n = list(rows), len(rows)
-    step = n // 2
-    while step:
-        for i in range(n):
-            if not i & step:
-                a, b = found[i], found[i | step]
-                low = [n + (j ^ step) if j & step else j for j in range(n)]
-                high = [n + j if j & step else j | step for j in range(n)]
-                found[i], found[i | step] = k.shuffle(a, b, low), k.shuffle(a, b, high)
-        step //= 2
-    return found
-
-
 def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
     """A tile of rows whose columns lie side by side; rows beyond the last repeat it."""
     columns, sn = k.words("k sn")
@@ -43,7 +28,7 @@ def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
         lanes = [k.minimum(k.const(h + j, I64), left - 1) for j in range(HALF)]
         rows = [k.opaque(source + lane * sn) for lane in lanes]
         for c in k.loop(0, whole, HALF):
-            block = turned(k, [numbers(k, kind, row + c * size) for row in rows])
+            block = words.turned(k, [numbers(k, kind, row + c * size) for row in rows])
             for j, value in enumerate(block):
                 k.store(tile + (c + j) * LINE + h * 4, value)
         for c in k.loop(whole, columns):
@@ -55,7 +40,7 @@ def _columns(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
     """A tile of rows that lie in any way: column by column."""
     columns, sn, sk = k.words("k sn sk")
     size = ELEMENT_BYTES[kind]
-    beside = k.select(sn.eq(size), left >= TILE, sn.eq(size))
+    beside = sn.eq(size) & (left >= TILE)
     for c in k.loop(0, columns):
         at, to = source + c * sk, tile + c * LINE
         with k.if_else(beside) as (vectors, singly):

@@ -17,7 +17,15 @@ from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead, blocks_of
 from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.opened import GROUP_ROWS, OPEN_ROWS, Group
-from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, rows_from, write_row
+from ggraph.backends.cpu.passes import (
+    Rows,
+    floats,
+    homes,
+    in_passes,
+    of_height,
+    rows_from,
+    write_row,
+)
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import (
     F32X8,
@@ -195,27 +203,21 @@ def _pass(k: Kernel, walk: Walk, count: int, tile: Val, x: Val) -> None:
 
 def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
     """All rows of x from row `begin` on with tile t."""
-    m, first = k.arg("m"), k.var(begin)
-    with k.while_(lambda: first.value < m):
-        rows = next_rows(k, walk.rows, m - first.value)
-        weights, x = _place(k, walk, at, t, first.value)
-        for count in range(walk.least, walk.rows + 1):
-            with k.when(rows.eq(count)):
-                _pass(k, walk, count, weights, x)
-        _write(k, walk, at, t, first.value, rows)
-        first.value = first.value + rows
+    for first, rows in in_passes(k, walk.rows, k.arg("m"), begin):
+        weights, x = _place(k, walk, at, t, first)
+        for count in of_height(k, rows, walk.rows, walk.least):
+            _pass(k, walk, count, weights, x)
+        _write(k, walk, at, t, first, rows)
 
 
 def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, tiles: tuple[Val, Val]) -> None:
     """Many rows with some tiles, for a group of which a tile's blocks are opened once."""
-    (t, stop), m, first = tiles, k.arg("m"), k.var(0)
-    with k.while_(lambda: first.value < m):
-        rows = next_rows(k, GROUP_ROWS, m - first.value)
+    t, stop = tiles
+    for first, rows in in_passes(k, GROUP_ROWS, k.arg("m")):
         for i in k.loop(t, stop):
-            weights, x = _place(k, walk, at, i, first.value)
+            weights, x = _place(k, walk, at, i, first)
             group.beside(i - t).run(weights, rows, rows_from(k, x))
-        _write_beside(k, walk, at, tiles, first.value, rows, group.sums, opened.APART)
-        first.value = first.value + rows
+        _write_beside(k, walk, at, tiles, first, rows, group.sums, opened.APART)
 
 
 def _walk(k: Kernel, walk: Walk) -> None:
@@ -295,19 +297,16 @@ def _at_places(
     k: Kernel, walk: Walk, places: Places, at: Bases, tiles: tuple[Val, Val], begin: Num = 0
 ) -> None:
     """All rows of x from row `begin` on with some tiles at once, as many at a time as they take."""
-    (t, stop), m, first = tiles, k.arg("m"), k.var(begin)
+    t, stop = tiles
+    for first, rows in in_passes(k, places.most, k.arg("m"), begin):
 
-    def write(i: Val, home: Val) -> None:
-        _write(k, replace(walk, home=home), at, t + i, first.value, rows)
+        def write(i: Val, home: Val, first: Val = first, rows: Val = rows) -> None:
+            _write(k, replace(walk, home=home), at, t + i, first, rows)
 
-    with k.while_(lambda: first.value < m):
-        rows = next_rows(k, places.most, m - first.value)
-        weights, x = _place(k, walk, at, t, first.value)
-        for count in range(1, places.most + 1):
-            with k.when(rows.eq(count)):
-                own = Rows.evenly(k, x, k.arg("xs"), count)
-                places.run(weights, stop - t, own if count > 1 else Rows.anywhere(k, [x]), write)
-        first.value = first.value + rows
+        weights, x = _place(k, walk, at, t, first)
+        for count in of_height(k, rows, places.most):
+            own = Rows.evenly(k, x, k.arg("xs"), count)
+            places.run(weights, stop - t, own if count > 1 else Rows.anywhere(k, [x]), write)
 
 
 def _high_groups(
@@ -335,7 +334,7 @@ def _walk_each(k: Kernel, walk: Walk) -> None:
 
 
 def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
-    """Many rows, of which `next_rows` never gives a pass fewer than half of the most."""
+    """Many rows, of which `in_passes` never gives a pass fewer than half of the most."""
     run, size = quantised_pass(k, layout, ABREAST), tile_bytes(k, layout) * ABREAST
     return Walk(
         layout.tile * ABREAST, ABREAST_ROWS, ABREAST_ROWS // 2, size, home, run, called=True

@@ -27,7 +27,7 @@ from ggraph.backends.cpu.tiles import (
 from ggraph.device import Need
 from ggraph.dtype import A8, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
-from ggraph.ops.rules import flag
+from ggraph.ops.rules import flag, integer
 from ggraph.tensor import Kind, Tensor, contiguous
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -248,13 +248,12 @@ def attends_plainly(t: Tensor) -> bool:
 
 def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
-    rotated = t.attrs["n_rot"]
     beside = x.dtype is F32 and x.strides[-1] == F32.block_bytes
     if not (beside and all(map(is_rows, factors))):
         return False
     if positions.dtype is not I32 or not positions.is_contiguous:
         return False
-    return isinstance(rotated, int) and rotated <= min(x.shape[2], cache.MAX_ROTATED)
+    return integer(t.attrs, "n_rot") <= min(x.shape[2], cache.MAX_ROTATED)
 
 
 def turns_into(t: Tensor) -> bool:

@@ -229,7 +229,7 @@ def _register_rows(layout: Layout | FloatLayout) -> None:
         for r in k.share(m):
             row = k.cast("sext", k.load(ids + r * 4, I32), I64)
             target = y + ys * r
-            with k.if_else(Val(k, k.b.icmp_unsigned("<", row.v, n.v))) as (known, unknown):
+            with k.if_else(words.within(k, row, n)) as (known, unknown):
                 with known:
                     if isinstance(layout, FloatLayout):
                         _float_row(k, layout, row, target)

@@ -3,7 +3,7 @@
 Legend: a part is what one vector holds of a tile's outputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -59,10 +59,24 @@ def floats(k: Kernel) -> ir.VectorType:
     return vec(F32, k.isa.lanes)
 
 
-def next_rows(k: Kernel, most: int, left: Val) -> Val:
-    """Rows of the next pass: as many as it can take, but the last two passes share alike."""
-    alike = k.select(left <= 2 * most - 2, (left + 1) // 2, most)
-    return k.select(left <= most, left, alike)
+def in_passes(k: Kernel, most: int, end: Val, begin: Num = 0) -> Iterator[tuple[Val, Val]]:
+    """Rows `begin` to before `end` by passes, the first row and the count of each: as many as a
+    pass takes, but the last two passes share alike."""
+    first = k.var(begin)
+    with k.while_(lambda: first.value < end):
+        at = first.value
+        left = end - at
+        alike = k.select(left <= 2 * most - 2, (left + 1) // 2, most)
+        count = k.select(left <= most, left, alike)
+        yield at, count
+        first.value = at + count
+
+
+def of_height(k: Kernel, count: Val, most: int, least: int = 1) -> Iterator[int]:
+    """Code for each count of rows from `least` to `most`, of which the one runs that `count` is."""
+    for height in range(least, most + 1):
+        with k.when(count.eq(height)):
+            yield height
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ that see other slots, and few ones, are done one by one.
 Legend: as in `attention.py`; t queries of a tile, W lanes of a vector.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
@@ -283,21 +283,9 @@ def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
             else:
                 pairs = zip(at[:8], at[8:], strict=True)
                 found = [load_pair(k, kind, a, b, i) for a, b in pairs]
-            for j, column in enumerate(_turned(k, found)):
+            for j, column in enumerate(words.turned(k, found)):
                 k.store(out + (d + (i + j)) * wide, column)
             k.keep_order()
-
-
-def _turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
-    """Eight vectors with rows and columns exchanged, in each eight lanes."""
-    found, lanes = list(rows), rows[0].v.type.count
-    for gap in (1, 2, 4):
-        for i in (i for i in range(8) if not i & gap):
-            a, b = found[i], found[i + gap]
-            low = [x if not x & gap else lanes + x - gap for x in range(lanes)]
-            high = [x + gap if not x & gap else lanes + x for x in range(lanes)]
-            found[i], found[i + gap] = k.shuffle(a, b, low), k.shuffle(a, b, high)
-    return found
 
 
 def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:

@@ -123,6 +123,18 @@ def fours(k: Kernel, x: Sequence[Val], fold: Fold) -> Val:
     return x[0] if len(x) == 1 else k.shuffle(x[0], x[1], range(2 * lanes))
 
 
+def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
+    """Vectors, a power of two of them, with rows and columns exchanged in each so many lanes."""
+    found, lanes = list(rows), rows[0].v.type.count
+    for gap in (1 << i for i in range(len(rows).bit_length() - 1)):
+        for i in (i for i in range(len(rows)) if not i & gap):
+            a, b = found[i], found[i + gap]
+            low = [x if not x & gap else lanes + x - gap for x in range(lanes)]
+            high = [x + gap if not x & gap else lanes + x for x in range(lanes)]
+            found[i], found[i + gap] = k.shuffle(a, b, low), k.shuffle(a, b, high)
+    return found
+
+
 def size_bits(k: Kernel, x: Val) -> Val:
     """|x| of float32, the sign bit cleared, as the bits: they have the order of the numbers, and of
     what is no number the greatest."""
@@ -194,6 +206,11 @@ def _scaled(k: Kernel, p: Val, n: Val) -> Val:
 def sigmoid(k: Kernel, x: Val) -> Val:
     """1 / (1 + exp(-x)), float32."""
     return k.const(1.0, x.v.type) / (exp(k, -x) + 1.0)
+
+
+def within(k: Kernel, i: Val, count: Val) -> Val:
+    """Whether i is one of 0 .. count - 1; count is not negative."""
+    return Val(k, k.b.icmp_unsigned("<", i.v, count.v))
 
 
 def tail_mask(k: Kernel, left: Val, lanes: int = 8) -> Val:
