@@ -25,11 +25,11 @@ from functools import partial
 
 from llvmlite import ir
 
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, I32, I64, Kernel, Num, Val, Var, kernel
 
 WORDS = 64  # of an instruction
 ASLEEP, AWAKE, JOB, QUIT = range(4)
-LINE = 64  # bytes between words that different threads write
 CPU_AT = 8  # offset of a thread's processor number in its line of `states`
 # Turns of pausing (10 to 50 ns each) before a waiting thread offers its processor to others. An
 # offer that another process takes costs milliseconds, so threads with a core each wait longer.

@@ -43,6 +43,7 @@ from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, L
 # Rows of x per pass, by lanes: vectors of 512 bits have twice the registers. Of many rows they meet
 # two tiles abreast, half as many at a time: what is loaded of x then serves twice as many products.
 ROWS = {8: 5, 16: 8}
+MOST = max(*ROWS.values(), *FLOAT_ROWS.values())
 ABREAST, ABREAST_ROWS = 2, 6
 # Bytes between use and prefetch where `blocks.ahead` takes no more, or weights come from memory to
 # the second cache: 2 KB are 7 to 9 % faster than its 8 there, on weights of 1.2 GB behind a third
@@ -341,18 +342,16 @@ def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
     )
 
 
-def _build(
-    k: Kernel, layout: Packed, walk_rows: Callable[[Kernel, Walk], None], most: int | None = None
-) -> None:
+WalkRows = Callable[[Kernel, Walk], None]
+
+
+def _build(k: Kernel, layout: Packed, walk_rows: WalkRows, most: int, at_places: int) -> None:
     size = tile_bytes(k, layout)
-    rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
-    rows = min(rows, most or rows)
+    rows = min((FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes], most)
     tiled = k.isa.tiles and isinstance(layout, Layout)
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
-    # Of a mixture's few pairs hardly any share an expert.
-    one = walk_rows is not _walk
-    places = None if walk_rows is _walk_each else Places.of(k, layout, size, 1 if one else rows)
+    places = Places.of(k, layout, size, min(rows, at_places)) if at_places else None
     least = 1 if places is None else 2
     if isinstance(layout, FloatLayout):
         run = _float_pass(k, layout)
@@ -378,20 +377,18 @@ def _build(
 
 
 def register(
-    name: str,
-    args: str,
-    layout: Packed,
-    walk_rows: Callable[[Kernel, Walk], None],
-    most: int | None = None,
-) -> None:
-    """Add the kernel of a layout that walks rows as it is told, up to `most` in a pass."""
+    name: str, args: str, layout: Packed, walk_rows: WalkRows, *, most: int = MOST,
+    at_places: int = MOST,
+) -> None:  # fmt: skip
+    """Add the kernel of a layout that walks rows as it is told, up to `most` in a pass; up to
+    `at_places` of them read weights at several places at once."""
 
     @kernel(args, name=name)
     def build(k: Kernel) -> None:
-        _build(k, layout, walk_rows, most)
+        _build(k, layout, walk_rows, most, at_places)
 
 
 for _layout in LAYOUTS.values():
     register("matmul_" + _layout.name, ARGS, _layout, _walk)
     if isinstance(_layout, FloatLayout):
-        register("matmul_each_" + _layout.name, EACH_ARGS, _layout, _walk_each)
+        register("matmul_each_" + _layout.name, EACH_ARGS, _layout, _walk_each, at_places=0)

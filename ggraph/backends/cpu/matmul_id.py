@@ -330,5 +330,6 @@ def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -
             _no_numbers(k, walk, count)
 
 
-for _layout in LAYOUTS.values():
-    register("matmul_id_" + _layout.name, ARGS, _layout, _walk_experts, MOST_ROWS)
+for _layout in LAYOUTS.values():  # of a mixture's few pairs hardly any share an expert
+    _name = "matmul_id_" + _layout.name
+    register(_name, ARGS, _layout, _walk_experts, most=MOST_ROWS, at_places=1)

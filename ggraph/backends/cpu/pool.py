@@ -27,13 +27,13 @@ from ggraph.backends.cpu.interpreter import (
     CPU_SET,
     ENDED,
     JOIN,
-    LINE,
     QUIT,
     SHARED,
     SPINS_ALONE,
     SPINS_CROWDED,
 )  # fmt: skip
 from ggraph.backends.cpu.jit import ENTRY, Jit, host_jit
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.program import Argument, Flat, encode, one_call
 from ggraph.backends.cpu.tempo import Tempo
 from ggraph.errors import BackendError

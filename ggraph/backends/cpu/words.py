@@ -298,8 +298,3 @@ def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
     word = "avx2.pshuf.b" if count == 32 else "avx512.pshuf.b.512"
     whole = k.consts(values * (count // 16), I8)
     return k.intrinsic("llvm.x86." + word, codes.v.type, whole, codes)
-
-
-def tanh(k: Kernel, x: Val) -> Val:
-    """Hyperbolic tangent, float32, within 2e-7."""
-    return sigmoid(k, x * 2.0) * 2.0 - 1.0
