@@ -93,8 +93,7 @@ class Assembler:
 
     Threads meet between two instructions only where it matters: where one of those since the last
     meeting conflicts with the next. An instruction that does not say what it accesses conflicts
-    with all, unless `barrier` is off for it. With `stream`, weights pass the caches by, which then
-    keep everything else.
+    with all. With `stream`, weights pass the caches by, which then keep everything else.
     """
 
     jit: Jit
@@ -104,14 +103,11 @@ class Assembler:
     kept: list[Array] = field(default_factory=list)
     _open: list[Touched] = field(default_factory=list)  # of the instructions since the last meeting
 
-    def add(
-        self, name: str, *, barrier: bool = True, access: Touched | None = None, **values: Argument
-    ) -> None:
-        """Append a call. With `access`, barriers are found; else `barrier` says whether the next
-        instruction needs this one's results."""
+    def add(self, name: str, *, access: Touched | None = None, **values: Argument) -> None:
+        """Append a call, which accesses the memory that it says, or any."""
         if access is None or any(a.conflicts(access) for a in self._open):
             self._meet()
-        flags = (BARRIER if access is None and barrier else 0) | (STREAM if self.stream else 0)
+        flags = (BARRIER if access is None else 0) | (STREAM if self.stream else 0)
         words = [self.jit.address(name), flags, *encode(name, values)]
         self.rows.append(words + [0] * (WORDS - len(words)))
         self.names.append(name)
