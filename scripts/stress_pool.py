@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -33,7 +33,7 @@ from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.nest import register
 from ggraph.backends.cpu.nest_form import names
 from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler, Flat
+from ggraph.backends.cpu.program import Assembler, Flat, Range, Touched
 
 KERNELS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
@@ -88,7 +88,7 @@ def random_case(r: random.Random) -> Case:
     want = [a.copy() for a in arrays]
     steps = [_step(r, count, n) for _ in range(r.randint(0, 40))]
     asm = Assembler(host_jit())
-    for s, barrier in zip(steps, _barriers(steps), strict=True):
+    for s in steps:
         width = n - s.shift
         p = planned(s.name, width)
         sources = [arrays[s.y], arrays[s.a][:, s.shift :], arrays[s.b]]
@@ -96,7 +96,10 @@ def random_case(r: random.Random) -> Case:
         for i, (operand, source) in enumerate(zip(names(3), sources, strict=True)):
             words |= {operand: source}
             words |= {operand + x: a.strides[i] for x, a in zip(p.nest.axes, p.axes, strict=True)}
-        asm.add(register(p.nest).name, barrier=barrier or r.random() < 0.2, **words)
+        read, written = ([_range(arrays[i]) for i in at] for at in ((s.a, s.b), (s.y,)))
+        told = r.random() < 0.8  # else everybody waits
+        access = Touched(tuple(read), tuple(written)) if told else None
+        asm.add(register(p.nest).name, access=access, **words)
         result = KERNELS[s.name](want[s.a][:, s.shift :], want[s.b][:, :width])
         want[s.y][:, :width] = result
     return Case(asm.freeze(), arrays, start, want)
@@ -117,17 +120,8 @@ def _step(r: random.Random, count: int, n: int) -> Step:
     return Step(r.choices(list(KERNELS), (3, 4, 1))[0], a, b, y, shift)
 
 
-def _barriers(steps: Sequence[Step]) -> list[bool]:
-    """Whether each step must be followed by a meeting: the next one touches what is pending."""
-    needed, read, written = [], set[int](), set[int]()
-    for s in steps:
-        if {s.a, s.b} & written or s.y in read | written:
-            needed[-1] = True
-            read, written = set(), set()
-        read |= {s.a, s.b}
-        written.add(s.y)
-        needed.append(False)
-    return needed
+def _range(a: np.ndarray) -> Range:
+    return a.ctypes.data, a.ctypes.data + a.nbytes
 
 
 def run_one(pool: Pool, case: Case, late: float | None = None) -> None:

@@ -19,7 +19,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     slots,
 )
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
-from ggraph.backends.cpu.isa import Isa, host, limited, plain
+from ggraph.backends.cpu.isa import Isa, host, limited
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.nest import register
 from ggraph.backends.cpu.nest_form import Nest, Operand
@@ -60,7 +60,7 @@ def variants() -> dict[str, Isa]:
     """What this host can also run: no special products, and vectors of 256 bits."""
     here = host()
     narrow = replace(here, features=here.features.replace("+avx512vnni", "-avx512vnni"))
-    found = {"plain": plain()}
+    found = {"plain": replace(here, dot="plain")}
     if here.lanes > 8:
         found["vnni of 256 bits"] = narrow
     if here.tiles:

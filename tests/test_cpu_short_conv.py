@@ -7,9 +7,12 @@ import pytest
 from cpu_calls import call
 from guard_pages import guarded
 
+from ggraph import Graph, Options, Session, input, open_backend, ops, state, weight
+from ggraph.backends.cpu.courses import MAX_ROWS
+from ggraph.dtype import I32
 from ggraph.tensor import Array
 
-ROWS = (1, 2, 3, 4, 15, 16, 17, 33, 100)
+ROWS = (1, 2, 3, 4, 15, 16, 17, 33, 100, MAX_ROWS + 1)
 
 
 def behind_a_guard(values: Any, kind: type = np.float32) -> Array:
@@ -64,3 +67,25 @@ def test_branches_of_a_tree_see_their_own_forerunners() -> None:
             path, at = [x[at], *path], int(parents[at])
         seen = np.concatenate([state[0], path])[-taps:].astype(np.float64)
         assert np.allclose(y[t], (seen * w).sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1, 1100])
+def test_steps_of_any_length_have_the_kernel_and_the_bits_of_short_ones(rows: int) -> None:
+    """No length of a step leaves rows to NumPy, whose bits are others."""
+    rng, n, taps, last = np.random.default_rng(1), 9, 4, min(rows, 5)
+    x, w = (rng.normal(size=(size, n)).astype(np.float32) for size in (rows, taps))
+
+    def convolved(given: Array) -> Array:
+        held, log = state("conv", (1, taps - 1, n)), state("log", (2, n))
+        feeds = {
+            "x": given, "parents": np.arange(len(given), dtype=np.int32) - 1,
+            "replay": np.array([[-1]], np.int32), "past": np.zeros(1, np.int32),
+        }  # fmt: skip
+        course = [input(name, feeds[name].shape, I32) for name in ("parents", "replay", "past")]
+        y = ops.ssm_conv(held, log, input("x", given.shape), weight("w", w.shape), *course)
+        cpu = {"cpu": open_backend("cpu", threads=1)}
+        with Session(cpu, options=Options(strict=True)) as session:
+            session.prepare("step", Graph.of({"y": y}), lambda _: w)
+            return session.run("step", feeds)["y"]
+
+    assert np.array_equal(convolved(x)[:last], convolved(x[:last]))

@@ -6,7 +6,7 @@ from cpu_calls import pool
 
 from ggraph.backends.cpu.interpreter import atomic_load
 from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.program import Assembler, Flat
+from ggraph.backends.cpu.program import Assembler, Flat, Touched
 from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.taking import TAKEN, taken
 
@@ -42,7 +42,8 @@ def program(count: int, late: int, instructions: int = 1) -> tuple[Flat, list[np
     asm, arrays = Assembler(host_jit()), []
     for _ in range(instructions):
         times, owner = np.zeros(count + 1, np.int64), np.full(count + 1, -1, np.int64)
-        asm.add(SPEC.name, barrier=False, times=times, owner=owner, count=count, late=late)
+        values = {"times": times, "owner": owner, "count": count, "late": late}
+        asm.add(SPEC.name, access=Touched((), ()), **values)
         arrays += [times, owner]
     del KERNELS[SPEC.name]  # tests that go through all kernels shall not meet it
     return asm.freeze(), arrays

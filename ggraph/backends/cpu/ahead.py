@@ -5,16 +5,15 @@ order in which weights are packed; one has it find memory for what is packed. Sy
 out when they are written to first, which takes longer than packing (0.12 to 2.4 seconds a GB).
 """
 
-import ctypes
 import mmap
 import threading
 
 import numpy as np
 
 from ggraph.backends.cpu.interpreter import atomic_load, call
-from ggraph.backends.cpu.jit import ENTRY, Jit
+from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.pages import PAGE, madvise
-from ggraph.backends.cpu.program import encode
+from ggraph.backends.cpu.program import Argument, one_call
 from ggraph.backends.cpu.simd import I8, I32, Kernel, Val, kernel
 from ggraph.tensor import Array
 
@@ -82,15 +81,5 @@ class Ahead:
     def _begin(self, name: str, held: Array, **values: int | Array) -> None:
         if not self._crew:
             self._stop = np.zeros(1, np.int64)
-        words = np.array([0, 0, *encode(name, {**values, "stop": self._stop})], np.int64)
-        entry = ENTRY(self._jit.address(name))
-        thread = threading.Thread(
-            target=_live, args=(entry, words, held, self._stop), daemon=True, name=f"ggraph-{name}"
-        )
-        thread.start()
-        self._crew.append(thread)
-
-
-def _live(entry: "ctypes._FuncPointer", words: Array, *held: Array) -> None:
-    """One foreign call, which lets other threads of Python run; `held` lives as long."""
-    entry(words.ctypes.data, 0, 1)
+        given: dict[str, Argument] = {**values, "stop": self._stop}
+        self._crew.append(one_call(self._jit, name, given, held, title=f"ggraph-{name}"))

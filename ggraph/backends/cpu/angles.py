@@ -5,6 +5,7 @@ trigonometric functions, SIGNUM 18 (1983).
 """
 
 import math
+from collections.abc import Sequence
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F64, I32, I64, Kernel, Val, vec
@@ -28,7 +29,8 @@ COS_TERMS = (
 )
 
 
-def _polynomial(k: Kernel, x: Val, terms: tuple[float, ...]) -> Val:
+def polynomial(k: Kernel, x: Val, terms: Sequence[float]) -> Val:
+    """terms[0] * x^n + .. + terms[n] of float64, with two roundings a term."""
     total = k.const(terms[0], x.v.type)
     for term in terms[1:]:
         total = total * x + term
@@ -65,7 +67,7 @@ def sin_cos_of(k: Kernel, x: Val) -> tuple[Val, Val]:
 def _near(k: Kernel, x: Val) -> tuple[Val, Val]:
     """The nearest multiple of pi / 2, as a count, and the way from there to float64 x."""
     lanes = x.v.type.count
-    n = k.intrinsic(f"llvm.rint.v{lanes}f64", x.v.type, x * (2.0 / math.pi))
+    n = words.of_floats(k, "rint", x * (2.0 / math.pi))
     return k.cast("fptosi", n, vec(I32, lanes)), (x - n * HALF_PI[0]) - n * HALF_PI[1]
 
 
@@ -98,8 +100,8 @@ def _far(k: Kernel, x: Val) -> tuple[Val, Val]:
 def _of_quarter(k: Kernel, count: Val, r: Val) -> tuple[Val, Val]:
     """Sine and cosine of count * pi / 2 + r, |r| <= pi / 4."""
     z = r * r
-    sine = r + r * z * _polynomial(k, z, SIN_TERMS)
-    cosine = (1.0 - z * 0.5) + z * z * _polynomial(k, z, COS_TERMS)
+    sine = r + r * z * polynomial(k, z, SIN_TERMS)
+    cosine = (1.0 - z * 0.5) + z * z * polynomial(k, z, COS_TERMS)
     quarter = count & 3
     swapped = (quarter & 1).eq(1)
     s, c = k.select(swapped, cosine, sine), k.select(swapped, sine, cosine)

@@ -18,7 +18,6 @@ state is [largest, sum, 0 .., out[vd]] in float32.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ggraph.backends.cpu.cache import ONE
 from ggraph.backends.cpu.chunks import CHUNK, Heads, chunk
 from ggraph.backends.cpu.jobs import (
     START,
@@ -32,18 +31,18 @@ from ggraph.backends.cpu.jobs import (
 )
 from ggraph.backends.cpu.simd import I64, Kernel, KernelSpec, Val, kernel
 from ggraph.backends.cpu.slots import shown_count
-from ggraph.backends.cpu.states import HEAD, clear, finish, merge, state_bytes
+from ggraph.backends.cpu.states import clear, finish, merge, state_bytes
 from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
 
 ARGS = "q k v list y m heads kv_heads hd vd n c qs ks kh vs vh ys part sinks scale:f softcap:f"
-KINDS = (*ONE, "q8_0")
+KINDS = ("f32", "f16", "q8_0")  # of caches
 
 
 def _part(k: Kernel, head: Val, row: Val, chunk: Val) -> Val:
     """Address of the state of (row, head, chunk) in the scratch."""
     part, heads, vd, n = k.words("part heads vd n")
     chunks = (n + (CHUNK - 1)) // CHUNK
-    return part + ((row * heads + head) * chunks + chunk) * (vd * 4 + HEAD)
+    return part + ((row * heads + head) * chunks + chunk) * state_bytes(vd)
 
 
 def _most_shown(k: Kernel) -> Val:
@@ -104,9 +103,9 @@ def _merge_chunks(k: Kernel) -> None:
             finish(k, state, y + ys * row + head * vd * 4, head)
 
 
-def scratch_bytes(m: int, heads: int, hd: int, n: int) -> int:
+def scratch_bytes(m: int, heads: int, vd: int, n: int) -> int:
     """Bytes of the scratch that `attend_chunks_*` and `merge_chunks` share."""
-    return m * heads * -(-n // CHUNK) * state_bytes(hd)
+    return m * heads * -(-n // CHUNK) * state_bytes(vd)
 
 
 def _each(name: str, build: Callable[[Kernel, str], None]) -> dict[str, KernelSpec]:

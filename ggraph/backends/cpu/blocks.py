@@ -10,6 +10,7 @@ from functools import cached_property
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.elements import numbers
 from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, I8, I32, STREAM, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, HALF, TILE, X_BLOCK, Layout, Scale
@@ -94,7 +95,7 @@ class Block:
 
     def _halves(self, address: Val, first: Val | int, lanes: int) -> Val:
         """Half floats from one on as float32."""
-        return words.load_f16(self.k, address + self.k.same(first, address) * 2, lanes)
+        return numbers(self.k, "f16", address + self.k.same(first, address) * 2, lanes)
 
     def _bytes(self, address: Val, first: Val | int, lanes: int) -> Val:
         """Bytes from one on as int32, without a sign."""
@@ -111,14 +112,9 @@ class Block:
         """Rows of the matrix in it."""
         return TILE
 
-    @property
-    def lifted(self) -> bool:
-        """As `lifted` says."""
-        return lifted(self.k, self.layout)
-
     def codes(self, group: int, part: int) -> Val:
         """Codes or values of columns 4 * group .. + 3 of a part of the tile, one vector of bytes;
-        without `zero` where they are not lifted."""
+        without `zero` where they are not `lifted`."""
         k, a, width = self.k, self.layout, self.k.isa.lanes * GROUP
         found, low, plane = None, 0, self.codes_at
         for bits in a.planes:
@@ -128,8 +124,8 @@ class Block:
             low, plane = low + bits, plane + bits * GROUP_BYTES
         assert found is not None, f"layout {a.name} has no planes"
         if a.values:
-            return words.look_up(k, a.values, 0 if self.lifted else a.zero, found)
-        return found if self.lifted else found ^ words.SIGN
+            return words.look_up(k, a.values, 0 if lifted(k, a) else a.zero, found)
+        return found if lifted(k, a) else found ^ words.SIGN
 
 
 @dataclass(frozen=True)
@@ -147,11 +143,6 @@ class Abreast:
     def outputs(self) -> int:
         """Rows of the matrix in it."""
         return TILE * len(self.blocks)
-
-    @property
-    def lifted(self) -> bool:
-        """As `lifted` says."""
-        return self.blocks[0].lifted
 
     def codes(self, group: int, part: int) -> Val:
         """As a block's, of the tile in which the part is."""
@@ -191,7 +182,7 @@ def ask(k: Kernel, address: Val, keep: int | None = None) -> None:
 def prefetch(k: Kernel, address: Val, nbytes: int, *, near: bool = False) -> None:
     """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept as
     by `ask`, or in the nearest cache if it is `near`."""
-    lines = range(0, nbytes, 64)
+    lines = range(0, nbytes, LINE)
     if not k.isa.bypasses:
         for line in lines:
             ask(k, address + line, NEAREST if near else None)

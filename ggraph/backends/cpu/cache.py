@@ -3,13 +3,12 @@
 Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from llvmlite import ir
 
 from ggraph.backends.cpu import angles, words
-from ggraph.backends.cpu.elements import number
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number, numbers, put
 from ggraph.backends.cpu.quantise import largest_size, load_block
 from ggraph.backends.cpu.simd import (
     F16,
@@ -21,8 +20,8 @@ from ggraph.backends.cpu.simd import (
     I32,
     I32X8,
     I64,
+    Count,
     Kernel,
-    KernelSpec,
     Val,
     kernel,
     vec,
@@ -31,17 +30,12 @@ from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 MAX_ROTATED = 512  # dimensions of a head that can be rotated
 PIECE = 32  # columns of a row that one thread copies at least
-ONE = {"f32": 4, "f16": 2}  # bytes of a number
 MISSING = -(1 << 31)  # an integer of a row that does not exist
-
-
-Count = TypeVar("Count", int, Val)
-Store = Callable[[Kernel, str, Val, Val], None]
 
 
 def bytes_of(kind: str, count: Count) -> Count:
     """Bytes of so many numbers of a cache row; in block types of whole blocks."""
-    return count // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else count * ONE[kind]
+    return count // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else count * ELEMENT_BYTES[kind]
 
 
 def number_at(kind: str, row: Val, d: Val) -> Val:
@@ -57,13 +51,9 @@ def scale_at(k: Kernel, block: Val) -> Val:
 
 def load8(k: Kernel, kind: str, at: Val, i: int, scale: Val | None = None) -> Val:
     """Eight cache numbers as float32, `i` after those at the address that `number_at` gave."""
-    if kind == "f16":
-        return words.load_f16(k, at + i * 2)
-    if kind == "bf16":
-        return words.load_bf16(k, at + i * 2)
-    if kind == "f32":
-        return k.load(at + i * 4, F32X8)
-    return _codes(k, at, i, 8, scale)
+    if kind == "q8_0":
+        return _codes(k, at, i, 8, scale)
+    return numbers(k, kind, at + i * ELEMENT_BYTES[kind])
 
 
 def _codes(k: Kernel, at: Val, i: int, lanes: int, scale: Val | None = None) -> Val:
@@ -78,11 +68,9 @@ def load_wide(k: Kernel, kind: str, at: Val, i: int) -> Val:
     """The same, as many as a vector of products holds."""
     if k.isa.lanes == 8:
         return load8(k, kind, at, i)
-    if kind == "f16":
-        return words.load_f16(k, at + i * 2, k.isa.lanes)
     if kind == "q8_0":
         return _codes(k, at, i, k.isa.lanes)
-    return k.joined(load8(k, kind, at, i), load8(k, kind, at, i + 8))
+    return numbers(k, kind, at + i * ELEMENT_BYTES[kind], k.isa.lanes)
 
 
 def load_pair(
@@ -118,8 +106,7 @@ def _row_of(k: Kernel, r: Val) -> Val:
     with k.when(index.ne(0)):
         named = _index(k, index, r)
         following = _index(k, index, k.minimum(r + 1, m - 1))
-        same = k.select(r + 1 < m, k.const(-1, I64), named)
-        row.value = k.select(following.eq(named), same, named)
+        row.value = k.select((r + 1 < m) & following.eq(named), k.const(-1, I64), named)
     return row.value
 
 
@@ -134,22 +121,14 @@ def _targets(k: Kernel, units: Val) -> Iterator[tuple[Val, Val, tuple[Val, Val]]
     named, shared_out = index.ne(0), rows[1] - rows[0] < m
     for r in k.loop(k.select(named, k.const(0, I64), rows[0]), k.select(named, m, rows[1])):
         row = _row_of(k, r)
-        with k.when(row >= 0), k.when(row < k.arg("limit")):
-            owner = k.select(shared_out, row % k.threads, k.thread)
-            with k.when(k.select(named, owner, k.thread).eq(k.thread)):
+        with k.when(words.within(k, row, k.arg("limit"))):
+            owner = k.select(named & shared_out, row % k.threads, k.thread)
+            with k.when(owner.eq(k.thread)):
                 yield r, row, parts
 
 
-def _store8(k: Kernel, kind: str, at: Val, value: Val) -> None:
-    k.store(at, k.cast("fptrunc", value, vec(F16, 8)) if kind == "f16" else value)
-
-
-def _store1(k: Kernel, kind: str, at: Val, value: Val) -> None:
-    k.store(at, k.cast("fptrunc", value, F16) if kind == "f16" else value)
-
-
-def _set_rows(kind: str) -> KernelSpec:
-    size = 2 if kind == "f16" else 4
+def _set_rows(kind: str) -> None:
+    size = ELEMENT_BYTES[kind]
 
     @kernel("x y index m n xs ys limit ib", name="set_rows_" + kind)
     def build(k: Kernel) -> None:
@@ -159,11 +138,9 @@ def _set_rows(kind: str) -> KernelSpec:
             start, stop = pieces[0] * PIECE, k.minimum(pieces[1] * PIECE, n)
             whole = start + k.maximum(stop - start, 0) // 8 * 8
             for c in k.loop(start, whole, 8):
-                _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
+                put(k, kind, target + c * size, k.load(source + c * 4, F32X8))
             for c in k.loop(whole, stop):
-                _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
-
-    return build
+                put(k, kind, target + c * size, k.load(source + c * 4, F32))
 
 
 @kernel("x y index m n xs ys limit ib")
@@ -185,7 +162,7 @@ def _store_q8(k: Kernel, x: Sequence[Val], out: Val) -> None:
     inverse = k.splat(k.select(scale > 0.0, k.const(1.0, F32) / scale, 0.0), 8)
     k.store(out, k.cast("fptrunc", scale, F16))
     for i, v in enumerate(x):
-        whole = k.intrinsic("llvm.round.v8f32", F32X8, v * inverse)
+        whole = words.of_floats(k, "round", v * inverse)
         codes = k.cast("trunc", k.cast("fptosi", whole, I32X8), vec(I8, 8))
         k.store(out + (Q8_CODES + 8 * i), codes)
 
@@ -216,19 +193,19 @@ def _turned(k: Kernel, table: Val, i: Val, t: ir.Type, pair: tuple[Val, Val]) ->
 
 def _rotate_halves(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
     """Pairs (i, i + nr/2): the form of Qwen and of HF checkpoints."""
-    half = k.arg("nr") // 2
+    size, half = ELEMENT_BYTES[kind], k.arg("nr") // 2
     whole = half // 8 * 8
 
-    def some(i: Val, t: ir.Type, store: Store) -> None:
+    def some(i: Val, t: ir.Type) -> None:
         pair = k.load(x + i * 4, t), k.load(x + (half + i) * 4, t)
         first, second = _turned(k, table, i, t, pair)
-        store(k, kind, y + i * ONE[kind], first)
-        store(k, kind, y + (half + i) * ONE[kind], second)
+        put(k, kind, y + i * size, first)
+        put(k, kind, y + (half + i) * size, second)
 
     for i in k.loop(0, whole, 8):
-        some(i, F32X8, _store8)
+        some(i, F32X8)
     for i in k.loop(whole, half):
-        some(i, F32, _store1)
+        some(i, F32)
 
 
 EVEN, ODD = range(0, 16, 2), range(1, 16, 2)
@@ -237,34 +214,34 @@ FRONT, BACK = (0, 8, 1, 9, 2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)
 
 def _rotate_pairs(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
     """Pairs (2i, 2i + 1): the form of llama-architecture GGUF files."""
-    size, half = ONE[kind], k.arg("nr") // 2
+    size, half = ELEMENT_BYTES[kind], k.arg("nr") // 2
     whole = half // 8 * 8
     for i in k.loop(0, whole, 8):
         both = k.load(x + i * 8, F32X8), k.load(x + i * 8 + 32, F32X8)
         turned = _turned(k, table, i, F32X8, (k.shuffle(*both, EVEN), k.shuffle(*both, ODD)))
         for at, lanes in ((0, FRONT), (8, BACK)):
-            _store8(k, kind, y + (i * 2 + at) * size, k.shuffle(*turned, lanes))
+            put(k, kind, y + (i * 2 + at) * size, k.shuffle(*turned, lanes))
     for i in k.loop(whole, half):
         pair = k.load(x + i * 8, F32), k.load(x + i * 8 + 4, F32)
         for at, value in enumerate(_turned(k, table, i, F32, pair)):
-            _store1(k, kind, y + (i * 2 + at) * size, value)
+            put(k, kind, y + (i * 2 + at) * size, value)
 
 
 def _rope_head(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
-    size = 2 if kind == "f16" else 4
+    size = ELEMENT_BYTES[kind]
     with k.if_else(k.arg("halves").ne(0)) as (halves, pairs):
         with halves:
             _rotate_halves(k, kind, x, y, table)
         with pairs:
             _rotate_pairs(k, kind, x, y, table)
     for i in k.loop(k.arg("nr"), k.arg("hd")):
-        _store1(k, kind, y + i * size, k.load(x + i * 4, F32))
+        put(k, kind, y + i * size, k.load(x + i * 4, F32))
 
 
 ROPE_ARGS = "x y pos index freqs factors m heads hd nr halves xs xh ys yh limit ib mscale:f"
 
 
-def _rope(kind: str) -> KernelSpec:
+def _rope(kind: str) -> None:
     @kernel(ROPE_ARGS, name="rope_" + kind)
     def build(k: Kernel) -> None:
         x, y, heads, xs, xh, ys, yh = k.words("x y heads xs xh ys yh")
@@ -275,11 +252,9 @@ def _rope(kind: str) -> KernelSpec:
             for h in k.loop(*parts):
                 _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
 
-    return build
 
-
-def _gather(kind: str) -> KernelSpec:
-    size, step = (2 if kind in ("f16", "bf16") else 4), (Q8_BLOCK if kind == "q8_0" else 8)
+def _gather(kind: str) -> None:
+    step = Q8_BLOCK if kind == "q8_0" else 8
     missing = MISSING if kind == "i32" else float("nan")
 
     def eight(k: Kernel, at: Val, i: int) -> Val:
@@ -296,21 +271,22 @@ def _gather(kind: str) -> KernelSpec:
         whole = n // step * step
         for r in k.share(m):
             chosen = _index(k, ids, r)
-            known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0).ne(0)
+            known = words.within(k, chosen, limit)
             row, out = x + xs * k.select(known, chosen, 0), y + ys * r
             for c in k.loop(0, whole, step):
-                at = number_at(kind, row, c) if kind == "q8_0" else row + c * size
+                at = number_at(kind, row, c)
                 for i in range(0, step, 8):
                     value = k.select(known, eight(k, at, i), missing)
                     k.store(out + (c + i) * 4, value)
             if kind != "q8_0":
                 for c in k.loop(whole, n):
-                    value = one(k, row + c * size)
+                    value = one(k, number_at(kind, row, c))
                     k.store(out + c * 4, k.select(known, value, missing))
 
-    return build
 
-
-GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "bf16", "q8_0", "i32")}
-SET_ROWS = {kind: _set_rows(kind) for kind in ("f32", "f16")}
-ROPE = {kind: _rope(kind) for kind in ("f32", "f16")}
+GATHERED = (*FLOATS, "q8_0", "i32")  # kinds of tables
+for _kind in GATHERED:
+    _gather(_kind)
+for _kind in ("f32", "f16"):
+    _set_rows(_kind)
+    _rope(_kind)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ggraph.backends.cpu import courses, short_conv
+from ggraph.backends.cpu import short_conv
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import carries, nets, row_step
 from ggraph.backends.protocol import Launch, Ref, Scratch
@@ -34,8 +34,8 @@ def _given(name: str, low: Lowering, rows: Ref) -> dict[str, Any]:
 def ssm_conv(low: Lowering, x: Launch) -> bool:
     """Rows by a short convolution."""
     _, _, rows, w, *course = x.sources
-    (m, n), taps = rows.tensor.shape, w.tensor.shape[0]
-    if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL or m > courses.MAX_ROWS:
+    n, taps = rows.tensor.shape[1], w.tensor.shape[0]
+    if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL:
         return False
     given = {**_given("x", low, rows), "w": low.at(w), **_course(low, x, course)}
     low.add("ssm_conv", n=n, taps=taps, **given)

@@ -15,7 +15,6 @@ from operator import add
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
 from ggraph.backends.cpu.cache import (
-    ONE,
     bytes_of,
     load8,
     load_pair,
@@ -27,11 +26,11 @@ from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, Var, vec
 from ggraph.backends.cpu.states import HEAD, biased, clear, exponentials
 from ggraph.backends.cpu.tiles import Q8_BLOCK
+from ggraph.backends.cpu.words import FOLDED
 
 CHUNK = 128  # positions of a chunk
 MAX_QUERIES = 4  # queries handled together
 MOST = 32  # queries that go through a chunk together
-FOUR = 4  # scores that are summed up together
 TOGETHER = {8: 4, 16: 8}  # keys handled together, by lanes: a vector of 16 holds parts of two
 VALUES = 16  # values handled together: sums are fetched and put back as often
 AHEAD = 16  # rows of the cache
@@ -178,12 +177,12 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
         for _ in range(count)
     ]
     rows = [group.q + hd * (g * 4) for g in range(first, first + count)]
-    step = Q8_BLOCK if kind not in ONE else 8
+    step = Q8_BLOCK if kind == "q8_0" else 8
     for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
         if positions > 1 and not first:
             group.ask(k, positions * bytes_of(kind, step))
         at = [number_at(kind, key, d) for key in keys]
-        scales = [] if kind in ONE else [scale_at(k, block) for block in at]
+        scales = [scale_at(k, block) for block in at] if kind == "q8_0" else []
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
             if pairs:
@@ -201,19 +200,19 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
         to = group.scores + (position + (first + g) * CHUNK) * 4
         found = [s.value for s in sums[g]]
         if positions == 1:
-            k.store(to, k.lane(words.folded4(k, found * FOUR, add), 0) * k.arg("scale"))
+            k.store(to, k.lane(words.folded4(k, found * FOLDED, add), 0) * k.arg("scale"))
             continue
-        for p in range(0, positions, FOUR * (1 + pairs)):
-            four = found[p // (1 + pairs) :][:FOUR]
+        for p in range(0, positions, FOLDED * (1 + pairs)):
+            four = found[p // (1 + pairs) :][:FOLDED]
             whole = _of_pairs(k, four) if pairs else words.folded4(k, four, add)
             k.store(to + p * 4, whole * k.splat(k.arg("scale"), whole.v.type.count))
 
 
 def _of_pairs(k: Kernel, x: Sequence[Val]) -> Val:
     """The sums of two or four pairs of eight lanes, as `folded4` makes them of each eight."""
-    quarters = words.quartered(k, (*x, *x)[:FOUR], add)
+    quarters = words.quartered(k, (*x, *x)[:FOLDED], add)
     each = range(len(x))
-    parts = ([half + 8 * odd + i for i in each for odd in (0, 1)] for half in (0, FOUR))
+    parts = ([half + 8 * odd + i for i in each for odd in (0, 1)] for half in (0, FOLDED))
     first, second = (k.shuffle(quarters, quarters, part) for part in parts)
     return first + second
 
@@ -230,7 +229,7 @@ def _scores(k: Kernel, job: Job, length: Val) -> None:
     """Scores of the chunk's `length` positions, not biased yet."""
     together, done = TOGETHER[k.isa.lanes], k.const(0, I64)
     ahead = Ahead.of(k, job.keys, job.heads, k.arg("kh"))
-    while together >= FOUR:
+    while together >= FOLDED:
         whole = length // together * together
         for position in k.loop(done, whole, together):
             ahead.seek(position, together)
@@ -270,11 +269,10 @@ def _weighted(k: Kernel, group: Group, begin: Val, end: Val) -> None:
 def _shapes(kind: str, queries: int, lanes: int) -> list[tuple[int, int]]:
     """How many vectors of how many lanes are summed up at a time, and those that do the rest: eight
     numbers, or in block types a block."""
+    rest = (Q8_BLOCK // lanes, lanes) if kind == "q8_0" else (1, 8)
     if lanes > 8:
-        return [(4, lanes), (1, 8) if kind in ONE else (Q8_BLOCK // lanes, lanes)]
-    if kind in ONE:
-        return [({1: 8, 2: 4, 3: 4}.get(queries, 2), 8), (1, 8)]
-    return [(Q8_BLOCK // lanes, lanes)]
+        return [(4, lanes), rest]
+    return [rest] if kind == "q8_0" else [({1: 8, 2: 4, 3: 4}.get(queries, 2), 8), rest]
 
 
 def _add_values(

@@ -15,8 +15,7 @@ from functools import partial
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ahead
 from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
-from ggraph.backends.cpu.lay import turned
-from ggraph.backends.cpu.passes import floats, next_rows
+from ggraph.backends.cpu.passes import floats, in_passes, of_height
 from ggraph.backends.cpu.simd import Kernel, Val, kernel
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout
 
@@ -54,13 +53,13 @@ def _write(k: Kernel, layout: FloatLayout, home: Val, y: Val, left: Val, places:
         for p in k.loop(0, places, lanes):
             rows = [k.load(home + (p + r) * width + h * 4, floats(k)) for r in range(lanes)]
             at, outputs, rest = y + step * h + p * 4, left - h, places - p
-            whole = k.select(rest >= lanes, outputs, k.same(0, outputs)) >= lanes
+            whole = (rest >= lanes) & (outputs >= lanes)
             with k.if_else(whole) as (all_of_it, part):
                 with all_of_it:
-                    for j, value in enumerate(turned(k, rows)):
+                    for j, value in enumerate(words.turned(k, rows)):
                         k.store(at + step * j, value)
                 with part:
-                    for j, value in enumerate(turned(k, rows)):
+                    for j, value in enumerate(words.turned(k, rows)):
                         with k.when(outputs > j):
                             words.store_tail(k, at + step * j, value, rest)
 
@@ -70,17 +69,13 @@ def _chunk(k: Kernel, layout: FloatLayout, home: Val, image: Val, t: Val, chunk:
     w, x, y, n, columns, m, xn = k.words("w x y n k m xn")
     tile = w + t * (columns * (layout.tile * layout.element_bytes))
     begin = chunk * CHUNK
-    first, places = k.var(0), k.minimum(m - begin, CHUNK)
-    most = FLOAT_ROWS[k.isa.lanes]
-    with k.while_(lambda: first.value < places):
-        rows = next_rows(k, most, places - first.value)
-        for count in range(1, most + 1):
-            with k.when(rows.eq(count)):
-                starts = _starts(k, x + image * xn, begin + first.value, count)
-                own = home + first.value * (layout.tile * 4)
-                numbers = ((c, [s + place for s in starts]) for c, place in _columns(k))
-                float_sums(k, layout, own, tile, count, numbers, ahead(k, FLOAT_AHEAD))
-        first.value = first.value + rows
+    most, places = FLOAT_ROWS[k.isa.lanes], k.minimum(m - begin, CHUNK)
+    for first, rows in in_passes(k, most, places):
+        for count in of_height(k, rows, most):
+            starts = _starts(k, x + image * xn, begin + first, count)
+            own = home + first * (layout.tile * 4)
+            numbers = ((c, [s + place for s in starts]) for c, place in _columns(k))
+            float_sums(k, layout, own, tile, count, numbers, ahead(k, FLOAT_AHEAD))
     output = image * n + t * layout.tile
     _write(k, layout, home, y + (output * m + begin) * 4, n - t * layout.tile, places)
 

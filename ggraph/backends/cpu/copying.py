@@ -7,6 +7,7 @@ stays in its own caches.
 import threading
 from dataclasses import dataclass, field
 
+from ggraph.backends.cpu.memo import Memo
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.simd import HEADER_WORDS, I8, Kernel, kernel, vec
@@ -35,16 +36,17 @@ class Copier:
     """Copies of host memory on a pool; a program for each size, since each learns its own time."""
 
     pool: Pool
-    _programs: dict[int, Flat] = field(default_factory=dict)
+    _programs: Memo[Flat] = field(default_factory=Memo)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, to: int, at: int, nbytes: int) -> None:
         """Copy `nbytes` bytes between addresses whose ranges do not overlap."""
         with self._lock:
-            if nbytes not in self._programs:
-                asm = Assembler(self.pool.jit)
-                asm.add("copy", to=to, at=at, nbytes=nbytes)
-                self._programs[nbytes] = asm.freeze()
-            program = self._programs[nbytes]
+            program = self._programs.find(nbytes, lambda: self._of(nbytes))
             program.code[0, HEADER_WORDS : HEADER_WORDS + 2] = to, at
             self.pool.run(program)
+
+    def _of(self, nbytes: int) -> Flat:
+        asm = Assembler(self.pool.jit)
+        asm.add("copy", to=0, at=0, nbytes=nbytes)
+        return asm.freeze()

@@ -9,9 +9,10 @@ Legend: `slots` texts with a state each, m rows, L rows of the log, R most repla
 
 from collections.abc import Callable
 
+from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Val, Var
 
-MAX_ROWS = 512  # of a step
+MAX_ROWS = 512  # of a step, whose owners a thread keeps on its stack
 
 
 def entry(k: Kernel, table: Val, i: Val) -> Val:
@@ -28,7 +29,7 @@ def each_replayed(k: Kernel, slot: Val, body: Callable[[Val], None]) -> None:
         row.value = -1
         with k.when(at.value < r):
             row.value = entry(k, replay, slot * r + at.value)
-        return k.select(row.value < limit, row.value, -1) >= 0
+        return words.within(k, row.value, limit)
 
     with k.while_(goes_on):
         body(row.value)
@@ -60,7 +61,7 @@ def walk(
     """A course up to `row`: `each(row)` for the last `most` rows of this step, the last one last,
     and before them, if they are fewer, `base(slot)`, which is all where `row` is below 0."""
     path, count, at = k.scratch(most * 8), k.var(0), k.var(row)
-    with k.while_(lambda: k.select(count.value < most, at.value, -1) >= 0):
+    with k.while_(lambda: (count.value < most) & (at.value >= 0)):
         k.store(path + count.value * 8, at.value)
         at.value = _before(k, at.value)
         count.value = count.value + 1
@@ -91,8 +92,8 @@ def each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
     for slot in k.loop(0, k.arg("slots")):
         last = end_of(k, slot)
         became = k.maximum(last, entry(k, replay, slot * k.arg("r")))
-        begun = entry(k, past, slot)
-        with k.when(k.select(begun.ne(0), became, 0) >= 0):
+        new = entry(k, past, slot).eq(0)
+        with k.when(new | (became >= 0)):
             body(slot, last)
 
 
@@ -104,6 +105,6 @@ def end_of(k: Kernel, slot: Val) -> Val:
 def slot_of_only_row(k: Kernel) -> Val:
     """The slot in which row 0 is all that goes on the text; -1 where that is not so of its own."""
     slot = k.minimum(-1 - _before(k, k.const(0, I64)), k.arg("slots") - 1)
-    known = k.select(entry(k, k.arg("past"), slot).ne(0), slot, -1)
-    alone = k.select(entry(k, k.arg("replay"), slot * k.arg("r")) < 0, known, -1)
-    return k.select(end_of(k, slot).eq(0), alone, -1)
+    known = entry(k, k.arg("past"), slot).ne(0)
+    alone = entry(k, k.arg("replay"), slot * k.arg("r")) < 0
+    return k.select(known & alone & end_of(k, slot).eq(0), slot, -1)

@@ -9,6 +9,7 @@ ELEMENT_BYTES = {
     "b1": 1, "b2": 2, "b8": 8,
 }  # fmt: skip  # b: bytes that are only moved
 MOVED = ("b1", "b2", "b8")
+FLOATS = ("f32", "f16", "bf16")  # what is called a plain float type
 STORED: dict[str, ir.Type] = {
     "f32": F32, "f16": F16, "bf16": I16, "i8": I8, "i16": I16, "i32": I32, "i64": I64,
     "b1": I8, "b2": I16, "b8": I64,
@@ -48,8 +49,13 @@ def number(k: Kernel, kind: str, at: Val) -> Val:
     return as_computed(k, k.load(at, STORED[kind]), kind, "f32")
 
 
+def numbers(k: Kernel, kind: str, at: Val, lanes: int = 8) -> Val:
+    """So many of them, side by side."""
+    return as_computed(k, k.load(at, vec(STORED[kind], lanes)), kind, "f32")
+
+
 def put(k: Kernel, kind: str, at: Val, value: Val) -> None:
-    """Store float32 as one number of a plain float type, to nearest even."""
+    """Store float32, one or a vector, as numbers of a plain float type, to nearest even."""
     k.store(at, as_stored(k, value, kind, "f32"))
 
 

@@ -26,7 +26,7 @@ PIECE = 512  # columns that one thread takes at a time
 Emit2 = Callable[[Kernel, Val, Val], Val]
 
 
-def _map(k: Kernel, start: Val, stop: Val, body: Callable[[Val, Val | None], None]) -> None:
+def in_eights(k: Kernel, start: Val, stop: Val, body: Callable[[Val, Val | None], None]) -> None:
     """`body(column, left)` for 8 columns at a time; `left` is given for the last, partial one."""
     whole = start + (stop - start) // 8 * 8
     for c in k.loop(start, whole, 8):
@@ -35,18 +35,7 @@ def _map(k: Kernel, start: Val, stop: Val, body: Callable[[Val, Val | None], Non
         body(whole, stop - whole)
 
 
-def _get(k: Kernel, at: Val, left: Val | None) -> Val:
-    return k.load(at, F32X8) if left is None else words.load_tail(k, at, left)
-
-
-def _put(k: Kernel, at: Val, value: Val, left: Val | None) -> None:
-    if left is None:
-        k.store(at, value)
-    else:
-        words.store_tail(k, at, value, left)
-
-
-def _pieces(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
+def in_pieces(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
     """`body(row, first column, end column)` for this thread's pieces of the m x n matrix."""
     m, n = k.words("m n")
     per_row = (n + (PIECE - 1)) // PIECE
@@ -65,11 +54,11 @@ def _binary(name: str, emit: Emit2) -> None:
         for r in k.loop(*rows):
 
             def eight(c: Val, left: Val | None, r: Val = r) -> None:
-                first = _get(k, a + a_step * r + c * 4, left)
-                second = _get(k, b + bs * r + c * 4, left)
-                _put(k, y + ys * r + c * 4, emit(k, first, second), left)
+                first = words.load_some(k, a + a_step * r + c * 4, left)
+                second = words.load_some(k, b + bs * r + c * 4, left)
+                words.store_some(k, y + ys * r + c * 4, emit(k, first, second), left)
 
-            _map(k, blocks[0] * BLOCK, k.minimum(blocks[1] * BLOCK, n), eight)
+            in_eights(k, blocks[0] * BLOCK, k.minimum(blocks[1] * BLOCK, n), eight)
 
 
 def _swiglu(k: Kernel, gate: Val, up: Val) -> Val:
@@ -85,7 +74,7 @@ def _geglu(k: Kernel, gate: Val, up: Val) -> Val:
 UNITS: dict[str, Emit2] = {"swiglu": _swiglu, "geglu": _geglu}  # in any number of lanes
 
 
-def _row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
+def row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
     """Sum over n columns of emit(column, left): four interleaved sums of 8 lanes, fixed order."""
     zero = k.const(0.0, F32X8)
     sums = [k.var(zero) for _ in range(4)]
@@ -97,7 +86,7 @@ def _row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
     def eight(c: Val, left: Val | None) -> None:
         sums[0].value = sums[0].value + emit(c, left)
 
-    _map(k, whole, n, eight)
+    in_eights(k, whole, n, eight)
     a, b, c, d = (s.value for s in sums)
     return words.hsum(k, (a + b) + (c + d))
 
@@ -106,11 +95,11 @@ def _rms_factor(k: Kernel, x: Val, n: Val, eps: Val) -> Val:
     """1 / sqrt(mean of squares + eps) of one row."""
 
     def square(c: Val, left: Val | None) -> Val:
-        v = _get(k, x + c * 4, left)
+        v = words.load_some(k, x + c * 4, left)
         return v * v
 
-    mean = _row_sum(k, n, square) / k.cast("uitofp", n, F32)
-    return k.const(1.0, F32) / k.intrinsic("llvm.sqrt.f32", F32, mean + eps)
+    mean = row_sum(k, n, square) / k.cast("uitofp", n, F32)
+    return k.const(1.0, F32) / words.of_floats(k, "sqrt", mean + eps)
 
 
 @kernel("x w y m n xs ys eps:f")
@@ -124,14 +113,15 @@ def rms_norm(k: Kernel) -> None:
         def plain(
             c: Val, left: Val | None, row: Val = row, out: Val = out, f: Val = factor
         ) -> None:
-            _put(k, out + c * 4, _get(k, row + c * 4, left) * f, left)
+            words.store_some(k, out + c * 4, words.load_some(k, row + c * 4, left) * f, left)
 
         def weighted(c: Val, left: Val | None, out: Val = out) -> None:
-            _put(k, out + c * 4, _get(k, out + c * 4, left) * _get(k, w + c * 4, left), left)
+            here, weight = (words.load_some(k, at + c * 4, left) for at in (out, w))
+            words.store_some(k, out + c * 4, here * weight, left)
 
-        _map(k, k.same(0, n), n, plain)
+        in_eights(k, k.same(0, n), n, plain)
         with k.when(w.ne(0)):
-            _map(k, k.same(0, n), n, weighted)
+            in_eights(k, k.same(0, n), n, weighted)
 
 
 @kernel("x w out m n xs os eps:f")
@@ -184,32 +174,33 @@ def soft_max(k: Kernel) -> None:
         top = k.var(k.const(float("-inf"), F32X8))
 
         def biased(c: Val, left: Val | None, r: Val = r, out: Val = out, top=top) -> None:  # type: ignore[no-untyped-def]
-            value = k.var(_get(k, x + xs * r + c * 4, left) * k.splat(factor, 8))
+            value = k.var(words.load_some(k, x + xs * r + c * 4, left) * k.splat(factor, 8))
             with k.when(mask.ne(0)):
-                value.value = value.value + _get(k, mask + ms * r + c * 4, left)
-            _put(k, out + c * 4, value.value, left)
+                value.value = value.value + words.load_some(k, mask + ms * r + c * 4, left)
+            words.store_some(k, out + c * 4, value.value, left)
             shown = value.value
             if left is not None:
                 shown = k.select(words.tail_mask(k, left), shown, float("-inf"))
             top.value = k.maximum(shown, top.value)
 
-        _map(k, k.same(0, n), n, biased)
+        in_eights(k, k.same(0, n), n, biased)
         largest = k.maximum(words.hmax(k, top.value), words.LOWEST)
 
         def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
-            value = words.exp_below(k, _get(k, out + c * 4, left) - k.splat(largest, 8))
+            value = words.exp_below(k, words.load_some(k, out + c * 4, left) - k.splat(largest, 8))
             if left is not None:
                 value = k.select(words.tail_mask(k, left), value, 0.0)
-            _put(k, out + c * 4, value, left)
+            words.store_some(k, out + c * 4, value, left)
             return value
 
-        total = _row_sum(k, n, raised)
+        total = row_sum(k, n, raised)
         share = k.select(total.eq(0.0), k.const(0.0, F32), k.const(1.0, F32) / total)
 
         def scaled(c: Val, left: Val | None, out: Val = out, share: Val = share) -> None:
-            _put(k, out + c * 4, _get(k, out + c * 4, left) * k.splat(share, 8), left)
+            value = words.load_some(k, out + c * 4, left) * k.splat(share, 8)
+            words.store_some(k, out + c * 4, value, left)
 
-        _map(k, k.same(0, n), n, scaled)
+        in_eights(k, k.same(0, n), n, scaled)
 
 
 SCANS = 4  # of a row at once: each step of one waits for the step before

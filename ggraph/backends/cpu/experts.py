@@ -3,15 +3,15 @@
 Legend: m token rows, x experts, u experts per token, n columns.
 """
 
-from ggraph.backends.cpu.elementwise import _get, _map, _pieces, _put
-from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.elementwise import in_eights, in_pieces
+from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, kernel
 
 
 def _chosen(k: Kernel, ids: Val, at: Val, limit: Val) -> Val:
     """An expert's number, or -1 where there is none of that number."""
     found = k.cast("sext", k.load(ids + at * 4, I32), I64)
-    known = k.select(found >= 0, found < limit, found >= 0)
-    return k.select(known, found, -1)
+    return k.select(words.within(k, found, limit), found, -1)
 
 
 @kernel("x ids y m n u xs normalise scale:f")
@@ -40,15 +40,16 @@ def moe_mix(k: Kernel) -> None:
 
     def piece(r: Val, start: Val, stop: Val) -> None:
         def eight(c: Val, left: Val | None) -> None:
-            total = k.var(k.const(0.0, _get(k, x, left).v.type))
+            total = k.var(0.0, F32X8)
             for j in k.loop(0, u):
                 share = k.splat(k.load(shares + (r * u + j) * 4, F32), 8)
-                total.value = total.value + _get(k, x + ((r * u + j) * n + c) * 4, left) * share
-            _put(k, y + (r * n + c) * 4, total.value, left)
+                own = words.load_some(k, x + ((r * u + j) * n + c) * 4, left)
+                total.value = total.value + own * share
+            words.store_some(k, y + (r * n + c) * 4, total.value, left)
 
-        _map(k, start, stop, eight)
+        in_eights(k, start, stop, eight)
 
-    _pieces(k, piece)
+    in_pieces(k, piece)
 
 
 @kernel("x rows ids y m n limit")
@@ -61,10 +62,10 @@ def add_id(k: Kernel) -> None:
 
         def eight(c: Val, left: Val | None) -> None:
             at = (r * n + c) * 4
-            more = _get(k, rows + (k.maximum(own, 0) * n + c) * 4, left)
+            more = words.load_some(k, rows + (k.maximum(own, 0) * n + c) * 4, left)
             more = k.select(own >= 0, more, float("nan"))
-            _put(k, y + at, _get(k, x + at, left) + more, left)
+            words.store_some(k, y + at, words.load_some(k, x + at, left) + more, left)
 
-        _map(k, start, stop, eight)
+        in_eights(k, start, stop, eight)
 
-    _pieces(k, piece)
+    in_pieces(k, piece)

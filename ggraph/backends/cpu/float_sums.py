@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import prefetch
+from ggraph.backends.cpu.elements import numbers
 from ggraph.backends.cpu.passes import floats, homes
 from ggraph.backends.cpu.simd import Kernel, Num, Val
 from ggraph.backends.cpu.sums import parts_of
@@ -16,14 +17,6 @@ FLOAT_ROWS = {8: 3, 16: 8}  # of x per pass, by lanes
 FLOAT_AHEAD = 1024  # as `blocks.ahead` takes it: their lines are used up faster than codes'
 
 Columns = Iterable[tuple[Val, Sequence[Val]]]  # numbers of them, each with the rows' addresses
-
-
-def _load(k: Kernel, layout: FloatLayout, address: Val) -> Val:
-    if layout.element == "f16":
-        return words.load_f16(k, address, k.isa.lanes)
-    if layout.element == "bf16":
-        return words.load_bf16(k, address, k.isa.lanes)
-    return k.load(address, floats(k))
 
 
 def float_sums(
@@ -37,12 +30,13 @@ def float_sums(
     values = [h.value for h in waiting] if begun else [k.const(0.0, floats(k))] * len(waiting)
     sums = [k.var(v) for v in values]
     full = k.isa.is_x86 and k.isa.lanes == HALF and count == FLOAT_ROWS[HALF]
-    for c, numbers in columns:
+    for c, places in columns:
         at = tile + c * (layout.tile * step)
         prefetch(k, at + ahead, layout.tile * step, near=near)
-        ones = [words.broadcast(k, number, k.isa.lanes) for number in numbers]
+        ones = [words.broadcast(k, place, k.isa.lanes) for place in places]
         for p in parts:
-            w, own = _load(k, layout, at + p * k.isa.lanes * step), sums[p * count :][:count]
+            w = numbers(k, layout.name, at + p * k.isa.lanes * step, k.isa.lanes)
+            own = sums[p * count :][:count]
             new = [words.fma(k, w, one, s.value) for s, one in zip(own, ones, strict=True)]
             if full:  # no register is left for another w
                 new = k.settle(new)

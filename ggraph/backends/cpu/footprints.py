@@ -35,7 +35,7 @@ def _row(kind: str, n: int) -> int:
     """Bytes of a cache's or table's row of n numbers."""
     if kind == "q8_0":
         return n // Q8_BLOCK * Q8_BYTES
-    return n * (2 if kind in ("f16", "bf16") else 4)
+    return n * ELEMENT_BYTES[kind]
 
 
 def _pair(a: Args) -> Iterator[Patch]:
@@ -342,7 +342,7 @@ def _delta_next(a: Args, _: str) -> Iterator[Patch]:
 
 def _native(a: Args, _: str) -> Iterator[Patch]:
     """A C function: any thread any byte of its operands."""
-    for name in names(9):
+    for name in (n for n in a if n + "b" in a):
         yield Patch(name, name == "y", a[name], 1, 0, a[name + "b"], "any")
 
 

@@ -17,7 +17,7 @@ from ggraph.backends.cpu.elementwise import UNITS, Emit2
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
 from ggraph.backends.cpu.opened import GROUP_ROWS, SIDE, Group
-from ggraph.backends.cpu.passes import Rows, next_rows, rows_from
+from ggraph.backends.cpu.passes import Rows, in_passes, of_height, rows_from
 from ggraph.backends.cpu.quantise import in_fours
 from ggraph.backends.cpu.simd import F32, I64, Kernel, Num, Val, kernel, vec
 from ggraph.backends.cpu.sums import add_block
@@ -105,38 +105,30 @@ def _high(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None
 
 def _opened(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None:
     """With blocks that are opened for a group of rows."""
-    m, first = k.arg("m"), k.var(0)
     group = Group.of(k, layout, ROWS[k.isa.lanes], ahead(k, AHEAD), add_block, 2 * SIDE)
     for pair, stop in opened.sides(k, pairs, SIDE // PAIR):
         tiles = Tiles(k, unit, size, pair, stop)
-        first.value = 0
-        with k.while_(lambda: first.value < m):
-            rows = next_rows(k, GROUP_ROWS, m - first.value)
-            row_at = rows_from(k, k.arg("x") + k.arg("xs") * first.value)
+        for first, rows in in_passes(k, GROUP_ROWS, k.arg("m")):
+            row_at = rows_from(k, k.arg("x") + k.arg("xs") * first)
             for i in k.loop(0, tiles.count):
                 group.beside(i).run(tiles.at(i), rows, row_at)
-            tiles.write(group.sums, opened.APART, rows, partial(_behind, first.value))
-            first.value = first.value + rows
+            tiles.write(group.sums, opened.APART, rows, partial(_behind, first))
 
 
 def _plain(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None:
     """Pair by pair, a few rows at a time."""
-    m, first, most = k.arg("m"), k.var(0), ROWS[k.isa.lanes]
+    most = ROWS[k.isa.lanes]
     apart = most * TILE * 4
     home, run = k.scratch(2 * PAIR * apart), quantised_pass(k, layout)
     for pair in taken(k, pairs):
         tiles = Tiles(k, unit, size, pair, pair + 1)
-        first.value = 0
-        with k.while_(lambda: first.value < m):
-            rows = next_rows(k, most, m - first.value)
-            x = k.arg("x") + k.arg("xs") * first.value
+        for first, rows in in_passes(k, most, k.arg("m")):
+            x = k.arg("x") + k.arg("xs") * first
             for i in k.loop(0, tiles.count):
-                for count in range(1, most + 1):
-                    with k.when(rows.eq(count)):
-                        own = Rows.evenly(k, x, k.arg("xs"), count)
-                        run(home + i * apart, tiles.at(i), own)
-            tiles.write(home, apart, rows, partial(_behind, first.value))
-            first.value = first.value + rows
+                for count in of_height(k, rows, most):
+                    own = Rows.evenly(k, x, k.arg("xs"), count)
+                    run(home + i * apart, tiles.at(i), own)
+            tiles.write(home, apart, rows, partial(_behind, first))
 
 
 def kernel_name(family: str, unit: str, layout: Packed) -> str:

@@ -25,9 +25,9 @@ from ggraph.backends.cpu.matmul_id import (
     expert_at,
     expert_passes,
     high_rows,
-    in_passes,
     least_of,
     opened_rows,
+    pairs_in_passes,
 )
 from ggraph.backends.cpu.simd import Kernel, Val
 from ggraph.backends.cpu.tiles import BLOCK, TILE
@@ -40,7 +40,7 @@ def _walk(unit: Emit2, k: Kernel, walk: Walk) -> None:
     most = (opened.SIDE if walk.tiled is None else amx.TILES) // (2 * PAIR)
     pieces = (pairs + (most - 1)) // most
     each = (pairs + (pieces - 1)) // pieces
-    walk = replace(walk, called=True, least=1)
+    walk = replace(walk, called=True)
     few = partial(_few_rows, k, unit, walk, k.scratch(2 * PAIR * _apart(walk)))
     fast = walk.tiled is not None or walk.opened is not None
     least = least_of(walk) if fast else SORTED + 1  # never
@@ -72,7 +72,7 @@ def _few_rows(k: Kernel, unit: Emit2, walk: Walk, home: Val, pairs: Part, own: C
     """Pairs of one expert with some of its tiles, a few at a time."""
     for pair in k.loop(*pairs):
         tiles = _tiles(k, unit, walk, (pair, pair + 1), own)
-        for some in in_passes(k, walk.rows, own):
+        for some in pairs_in_passes(k, walk.rows, own):
             for i in k.loop(0, tiles.count):
                 here = replace(walk, home=home + i * _apart(walk))
                 expert_passes(k, here, tiles.at(i), some)
@@ -81,4 +81,4 @@ def _few_rows(k: Kernel, unit: Emit2, walk: Walk, home: Val, pairs: Part, own: C
 
 for (_name, _unit), _layout in product(UNITS.items(), PACKED):
     _kernel = kernel_name("gated_id_", _name, _layout)
-    register(_kernel, ARGS, _layout, partial(_walk, _unit), MOST_ROWS)
+    register(_kernel, ARGS, _layout, partial(_walk, _unit), most=MOST_ROWS, at_places=0)

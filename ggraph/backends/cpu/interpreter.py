@@ -25,11 +25,11 @@ from functools import partial
 
 from llvmlite import ir
 
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, I32, I64, Kernel, Num, Val, Var, kernel
 
 WORDS = 64  # of an instruction
 ASLEEP, AWAKE, JOB, QUIT = range(4)
-LINE = 64  # bytes between words that different threads write
 CPU_AT = 8  # offset of a thread's processor number in its line of `states`
 # Turns of pausing (10 to 50 ns each) before a waiting thread offers its processor to others. An
 # offer that another process takes costs milliseconds, so threads with a core each wait longer.
@@ -206,7 +206,7 @@ def _look_out(k: Kernel, state: Val) -> None:
     turns, limit = k.var(0), k.arg("spins") + YIELDS
 
     def looking() -> Val:
-        return k.select(atomic_load(k, state).eq(AWAKE), turns.value, limit) < limit
+        return atomic_load(k, state).eq(AWAKE) & (turns.value < limit)
 
     with k.while_(looking):
         _relax(k, turns)

@@ -183,9 +183,3 @@ def _noted(key: str) -> Isa | None:
         return None if note is None else Isa(**json.loads(note))
     except (ValueError, TypeError):  # whole, but of another version
         return None
-
-
-def plain() -> Isa:
-    """The host without its special dot products: the fallback, for tests on any machine."""
-    here = host()
-    return Isa(here.triple, here.cpu, here.features, "plain")

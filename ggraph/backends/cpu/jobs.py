@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.chunks import AHEAD, CHUNK, MOST, Heads, Job
 from ggraph.backends.cpu.simd import I32X8, I64, Kernel, Val, vec
-from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.slots import SPARE, address_table, shown_count, slot_at
 
 START = 16  # what a chunk costs besides its positions, in positions
 
@@ -35,11 +35,6 @@ class Place:
 def length_at(k: Kernel, row: Val, start: Val) -> Val:
     """Entries of a row's list in the chunk from `start` on."""
     return k.maximum(k.minimum(shown_count(k, row) - start, CHUNK), 0)
-
-
-def first_slot(k: Kernel, at: Place) -> Val:
-    """Address of the first slot's number in the chunk."""
-    return list_of(k, at.row) + (LIST_HEAD + at.start * 4)
 
 
 def place_at(k: Kernel, row: Val, start: Val) -> Place:
@@ -90,7 +85,7 @@ def _fill(k: Kernel, room: Room, at: Place, then: Place) -> None:
     """The tables of a place: of keys, then its first values; of values, then the keys of the place
     that follows."""
     keys, values, ks, vs = k.words("k v ks vs")
-    slots, next_slots = first_slot(k, at), first_slot(k, then)
+    slots, next_slots = (slot_at(k, p.row, p.start) for p in (at, then))
     own, following = (k.minimum(p.length, AHEAD) for p in (at, then))
     address_table(k, room.keys, slots, keys, ks, at.length)
     address_table(k, room.keys + at.length * 8, slots, values, vs, own)
@@ -106,7 +101,7 @@ def jobs_of(
     q, n, qs = k.words("q n qs")
     at, shared = places[0], k.opaque(queries_of(k))
     _fill(k, room, *places)
-    biases = first_slot(k, at) + (n + SPARE) * 4
+    biases = slot_at(k, at.row, at.start) + (n + SPARE) * 4
     for heads in _pieces(k, whole):
         yield Job(
             kind, heads, shared, q + qs * at.row, room.keys, room.values, biases, room.scores, state
@@ -119,7 +114,7 @@ def begins_alike(k: Kernel, row: Val, wanted: Val) -> Val:
     length, i = k.var(0), k.var(0)
     with k.when(wanted), k.when(row < k.arg("m")):
         length.value = k.minimum(*(length_at(k, r, k.const(0, I64)) for r in (row - 1, row)))
-    here, before = (list_of(k, r) + LIST_HEAD for r in (row, row - 1))
+    here, before = (slot_at(k, r, 0) for r in (row, row - 1))
     whole = length.value
     with k.while_(lambda: i.value < length.value):
         at = i.value * 4

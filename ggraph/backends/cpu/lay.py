@@ -7,34 +7,17 @@ Legend: n rows, k columns; strides in bytes: sb of matrices, sn of rows, sk of c
 a matrix in tiles.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
-from ggraph.backends.cpu.cache import load8
-from ggraph.backends.cpu.elements import ELEMENT_BYTES, number
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number, numbers
 from ggraph.backends.cpu.simd import I64, Kernel, Val, kernel
 from ggraph.backends.cpu.tiles import HALF, LAYOUTS
-from ggraph.dtype import F32 as FLOATS
+from ggraph.dtype import F32
 
 ARGS = "raw out n k count sb sn sk ob"
-KINDS = ("f32", "f16", "bf16")
-TILE = LAYOUTS[FLOATS].tile
+TILE = LAYOUTS[F32].tile
 LINE = TILE * 4  # bytes of a tile's column
-
-
-def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
-    """As many vectors as they have lanes as a matrix, rows and columns exchanged."""
-    found, n = list(rows), len(rows)
-    step = n // 2
-    while step:
-        for i in range(n):
-            if not i & step:
-                a, b = found[i], found[i | step]
-                low = [n + (j ^ step) if j & step else j for j in range(n)]
-                high = [n + j if j & step else j | step for j in range(n)]
-                found[i], found[i | step] = k.shuffle(a, b, low), k.shuffle(a, b, high)
-        step //= 2
-    return found
 
 
 def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
@@ -45,7 +28,7 @@ def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
         lanes = [k.minimum(k.const(h + j, I64), left - 1) for j in range(HALF)]
         rows = [k.opaque(source + lane * sn) for lane in lanes]
         for c in k.loop(0, whole, HALF):
-            block = turned(k, [load8(k, kind, row + c * size, 0) for row in rows])
+            block = words.turned(k, [numbers(k, kind, row + c * size) for row in rows])
             for j, value in enumerate(block):
                 k.store(tile + (c + j) * LINE + h * 4, value)
         for c in k.loop(whole, columns):
@@ -57,14 +40,14 @@ def _columns(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
     """A tile of rows that lie in any way: column by column."""
     columns, sn, sk = k.words("k sn sk")
     size = ELEMENT_BYTES[kind]
-    beside = k.select(sn.eq(size), left >= TILE, sn.eq(size))
+    beside = sn.eq(size) & (left >= TILE)
     for c in k.loop(0, columns):
         at, to = source + c * sk, tile + c * LINE
-        with k.if_else(beside) as (vectors, numbers):
+        with k.if_else(beside) as (vectors, singly):
             with vectors:
                 for h in range(0, TILE, HALF):
-                    k.store(to + h * 4, load8(k, kind, at + h * size, 0))
-            with numbers:
+                    k.store(to + h * 4, numbers(k, kind, at + h * size))
+            with singly:
                 for lane in k.loop(0, k.minimum(left, TILE)):
                     k.store(to + lane * 4, number(k, kind, at + lane * sn))
 
@@ -84,5 +67,5 @@ def _build(k: Kernel, kind: str) -> None:
                 _columns(k, kind, tile, source, left)
 
 
-for _kind in KINDS:
+for _kind in FLOATS:
     kernel(ARGS, name="lay_" + _kind)(partial(_build, kind=_kind))

@@ -37,6 +37,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     solve,
     sorts,
 )
+from ggraph.backends.cpu.elements import FLOATS
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     FEW_ROWS,
@@ -54,6 +55,7 @@ from ggraph.backends.cpu.nesting import nests
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.ops.rope import rope_turns
+from ggraph.ops.rules import integer, real
 
 Lower = Callable[[Lowering, Launch], bool]
 
@@ -95,10 +97,11 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
     if step is None or not all(map(is_rows, by)):
         return False
     n = a.shape[-1]
-    w = low.at(x.sources[1]) if len(x.sources) > 1 else 0
+    w = low.at(x.sources[1]) if by else 0
+    end, target = low.target(x)
     low.add(
-        "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
-        xs=step, ys=n * 4, eps=float(_number(x, "eps")),
+        "rms_norm" + end, x=low.at(x.sources[0]), w=w, m=a.size // n, n=n, xs=step,
+        eps=real(x.result.tensor.attrs, "eps"), **target,
     )  # fmt: skip
     return True
 
@@ -116,39 +119,6 @@ def _quantise(low: Lowering, x: Launch) -> bool:
     return True
 
 
-def _rms_norm_quantise(low: Lowering, x: Launch) -> bool:
-    a, w = (s.tensor for s in x.sources)
-    step = step_of(a)
-    if step is None or not is_rows(w):
-        return False
-    n = a.shape[-1]
-    low.add(
-        "rms_norm_quantise", x=low.at(x.sources[0]), w=low.at(x.sources[1]), out=low.at(x.result),
-        m=a.size // n, n=n, xs=step, os=activation_bytes(n), eps=_number(x, "eps"),
-    )  # fmt: skip
-    return True
-
-
-def _swiglu_quantise(low: Lowering, x: Launch) -> bool:
-    a, b = (s.tensor for s in x.sources)
-    first, second = step_of(a), step_of(b)
-    if first is None or second is None:
-        return False
-    n = a.shape[-1]
-    steps: dict[str, Any] = {"as": first, "bs": second, "os": activation_bytes(n)}
-    sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
-    low.add(
-        "swiglu_quantise", out=low.at(x.result), m=a.size // n, n=n, **sources, **steps
-    )  # fmt: skip
-    return True
-
-
-def _number(x: Launch, name: str) -> float:
-    value = x.result.tensor.attrs[name]
-    assert isinstance(value, (int, float)), f"{name} = {value!r}"
-    return float(value)
-
-
 def _swiglu(low: Lowering, x: Launch) -> bool:
     """Two float tensors of one shape."""
     a, b = (s.tensor for s in x.sources)
@@ -156,9 +126,10 @@ def _swiglu(low: Lowering, x: Launch) -> bool:
     if first is None or second is None:
         return False
     n = a.shape[-1]
-    steps: dict[str, Any] = {"as": first, "bs": second, "ys": n * 4}
     sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
-    low.add("swiglu", y=low.at(x.result), m=a.size // n, n=n, **sources, **steps)
+    sources |= {"as": first, "bs": second}
+    end, target = low.target(x)
+    low.add("swiglu" + end, m=a.size // n, n=n, **sources, **target)
     return True
 
 
@@ -175,7 +146,7 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
     low.add(
         "soft_max", x=low.at(x.sources[0]), mask=low.at(x.sources[1]) if shown else 0,
         y=low.at(x.result), m=a.size // n, n=n, xs=step, ms=n * 4, ys=n * 4,
-        scale=_number(x, "scale"),
+        scale=real(attrs, "scale"),
     )  # fmt: skip
     return True
 
@@ -184,7 +155,7 @@ def _argmax(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     step = step_of(a)
     if step is None:
-        return _by_row(low, x, "top_k_", ys=4, k=1, rising=0)
+        return _by_row(low, x, "top_k_", k=1, rising=0)
     n = a.shape[-1]
     low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=step)
     return True
@@ -193,32 +164,27 @@ def _argmax(low: Lowering, x: Launch) -> bool:
 def _by_row(low: Lowering, x: Launch, kernel: str, **more: Any) -> bool:
     """A row kernel of `sorts.py`, for rows of a plain float type without gaps."""
     a = x.sources[0].tensor
-    if a.dtype.name not in sorts.KINDS or not a.is_contiguous:
+    if a.dtype.name not in FLOATS or not a.is_contiguous:
         return False
-    n, size = a.shape[-1], a.dtype.block_bytes
+    n, m = a.shape[-1], a.size // a.shape[-1]
     low.add(
-        kernel + a.dtype.name, x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
-        xs=n * size, **more,
+        kernel + a.dtype.name, x=low.at(x.sources[0]), y=low.at(x.result), m=m, n=n,
+        xs=a.nbytes // m, ys=x.result.tensor.nbytes // m, **more,
     )  # fmt: skip
     return True
 
 
 def _cumsum(low: Lowering, x: Launch) -> bool:
-    return _by_row(low, x, "cumsum_", ys=x.result.tensor.strides[-2] if _deep(x) else 0)
+    return _by_row(low, x, "cumsum_")
 
 
 def _argsort(low: Lowering, x: Launch) -> bool:
     rising = int(x.result.tensor.attrs["order"] == "asc")
-    return _by_row(low, x, "argsort_", ys=x.result.tensor.shape[-1] * 4, rising=rising)
+    return _by_row(low, x, "argsort_", rising=rising)
 
 
 def _top_k(low: Lowering, x: Launch) -> bool:
-    count = x.result.tensor.shape[-1]
-    return _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
-
-
-def _deep(x: Launch) -> bool:
-    return len(x.result.tensor.shape) > 1
+    return _by_row(low, x, "top_k_", k=x.result.tensor.shape[-1], rising=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +236,7 @@ def _rotate(
     if not turns(x.result.tensor, *(s.tensor for s in given)):
         return False
     rows, heads, dim = a.tensor.shape
-    rotated = int(_number(x, "n_rot"))
+    rotated = integer(attrs, "n_rot")
     freqs, magnitude = rope_turns(attrs)
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
@@ -306,7 +272,7 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         "vh": v.strides[1], "ys": heads * wide * 4,
         "part": parts[0] if parts else 0,
         "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
-        "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
+        "scale": real(attrs, "scale"), "softcap": real(attrs, "softcap"),
     }  # fmt: skip
     if parts:
         low.add("attend_chunks_" + kind, uses=[listed], makes=parts, **values)
@@ -336,8 +302,8 @@ def _attend_plainly(low: Lowering, x: Launch) -> bool:
         f"attend_plainly_{kinds}", makes=[room], result=True, q=low.at(q), k=low.at(k), v=low.at(v),
         mask=low.at(mask) if mask else 0, length=low.at(rest[-1]) if limited else 0, scores=room,
         y=low.at(x.result), m=rows, heads=heads, kv_heads=k.tensor.shape[1], hd=dim,
-        vw=v.tensor.shape[2], n=k.tensor.shape[0], scale=_number(x, "scale"),
-        softcap=_number(x, "softcap"), **steps,
+        vw=v.tensor.shape[2], n=k.tensor.shape[0], scale=real(t.attrs, "scale"),
+        softcap=real(t.attrs, "softcap"), **steps,
     )  # fmt: skip
     return True
 
@@ -355,8 +321,8 @@ LOWERINGS: dict[str, Lower] = {
     "rms_norm": _rms_norm,
     "rms_norm_mul": _rms_norm,
     "quantise": _quantise,
-    "rms_norm_quantise": _rms_norm_quantise,
-    "swiglu_quantise": _swiglu_quantise,
+    "rms_norm_quantise": _rms_norm,
+    "swiglu_quantise": _swiglu,
     "swiglu": _swiglu,
     "moe_shares": mixtures.moe_shares,
     "moe_mix": mixtures.moe_mix,

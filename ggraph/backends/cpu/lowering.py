@@ -10,6 +10,7 @@ from ggraph.backends.cpu.packing import Packed, Packer
 from ggraph.backends.cpu.program import Assembler, Range, Touched
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
+from ggraph.dtype import A8, F32
 from ggraph.tensor import Array
 
 
@@ -80,6 +81,14 @@ class Lowering:
     def _image(self, ref: Ref) -> Array | None:
         packed = self.packer.found(ref) if is_weight(ref.tensor) else None
         return None if packed is None else packed.data
+
+    def target(self, launch: Launch) -> tuple[str, dict[str, Any]]:
+        """Of a kernel that writes the result row by row: how its name ends, by whether rows become
+        8 bits, and the words that say where they go."""
+        t, at = launch.result.tensor, self.at(launch.result)
+        if t.dtype is A8:
+            return "_quantise", {"out": at, "os": activation_bytes(t.shape[-1])}
+        return "", {"y": at, "ys": t.shape[-1] * F32.block_bytes}
 
     def rows(self, launch: Launch, m: int, k: int) -> Scratch:
         """The 8-bit activation blocks of m rows of source 1, made by the first launch on them."""

@@ -30,17 +30,6 @@ ERFC_TERMS = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.1
               0.09678418, 0.37409196, 1.00002368, -1.26551223)  # fmt: skip
 
 
-def _polynomial(k: Kernel, x: Val, terms: tuple[float, ...]) -> Val:
-    total = k.const(terms[0], x.v.type)
-    for term in terms[1:]:
-        total = words.fma(k, total, x, k.const(term, x.v.type))
-    return total
-
-
-def _named(k: Kernel, name: str, x: Val) -> Val:
-    return k.intrinsic(f"llvm.{name}.v{x.v.type.count}f32", x.v.type, x)
-
-
 def _bits(k: Kernel, x: Val) -> Val:
     return k.cast("bitcast", x, vec(I32, x.v.type.count))
 
@@ -66,7 +55,7 @@ def log(k: Kernel, x: Val) -> Val:
     exponent = exponent - k.select(low, k.const(1.0, x.v.type), 0.0)
     m = k.select(low, part + part, part) - 1.0
     square = m * m
-    y = _polynomial(k, m, LOG_TERMS) * m * square
+    y = words.polynomial(k, m, LOG_TERMS) * m * square
     y = words.fma(k, exponent, k.const(words.LN2_LOW, x.v.type), y) - square * 0.5
     y = words.fma(k, exponent, k.const(words.LN2_HIGH, x.v.type), m + y)
     y = k.select(x.eq(INF), x, y)
@@ -84,14 +73,14 @@ def log1p(k: Kernel, x: Val) -> Val:
 
 def expm1(k: Kernel, x: Val) -> Val:
     """e to the x, minus 1, exact near 0."""
-    near = words.fma(k, _polynomial(k, x, EXPM1_TERMS) * x, x, x)
+    near = words.fma(k, words.polynomial(k, x, EXPM1_TERMS) * x, x, x)
     return k.select(words.absolute(k, x) < EXPM1_SMALL, near, words.exp(k, x) - 1.0)
 
 
 def tanh(k: Kernel, x: Val) -> Val:
     """Hyperbolic tangent."""
     size, square = words.absolute(k, x), x * x
-    near = words.fma(k, _polynomial(k, square, TANH_TERMS) * square, x, x)
+    near = words.fma(k, words.polynomial(k, square, TANH_TERMS) * square, x, x)
     far = 1.0 - k.const(2.0, x.v.type) / (words.exp(k, size + size) + 1.0)
     return k.select(size < TANH_SMALL, near, _with_sign(k, far, x))
 
@@ -100,7 +89,7 @@ def erf(k: Kernel, x: Val) -> Val:
     """The error function."""
     size = words.absolute(k, x)
     t = k.const(1.0, x.v.type) / (size * 0.5 + 1.0)
-    rest = t * words.exp(k, _polynomial(k, t, ERFC_TERMS) - size * size)
+    rest = t * words.exp(k, words.polynomial(k, t, ERFC_TERMS) - size * size)
     return k.select(x.is_nan(), x, _with_sign(k, 1.0 - rest, x))
 
 
@@ -134,7 +123,8 @@ def power(k: Kernel, a: Val, b: Val) -> Val:
     size = _exp2(k, _wide(k, b) * _log2(k, base))
     one = k.const(1.0, a.v.type)
     size = k.select(b.eq(0.0), one, k.select(base.eq(1.0), one, size))
-    whole, half = _named(k, "floor", b).eq(b), _named(k, "floor", b * 0.5) * 2.0
+    floor = WORDS["floor"]
+    whole, half = floor(k, b).eq(b), floor(k, b * 0.5) * 2.0
     odd = k.select(half.eq(b), size, -size)
     ends = k.select(base.eq(base * 0.5), size, k.const(float("nan"), a.v.type))
     below = k.select(whole, odd, ends)
@@ -158,10 +148,7 @@ def _log2(k: Kernel, x: Val) -> Val:
     exponent = k.select(high, exponent + 1.0, exponent)
     f = (m - 1.0) / (m + 1.0)
     square = f * f
-    total = k.const(LOG2_TERMS[0], wide.v.type)
-    for term in LOG2_TERMS[1:]:
-        total = total * square + term
-    y = exponent + f * total
+    y = exponent + f * angles.polynomial(k, square, LOG2_TERMS)
     y = k.select(wide.eq(0.0), k.const(-INF, wide.v.type), y)
     return k.select(wide < INF, y, wide)
 
@@ -172,11 +159,8 @@ def _exp2(k: Kernel, x: Val) -> Val:
     held = k.select(x.is_nan(), k.const(0.0, t), x)
     held = k.select(held > EXP2_MOST, k.const(EXP2_MOST, t), held)
     held = k.select(held < -EXP2_MOST, k.const(-EXP2_MOST, t), held)
-    n = k.intrinsic(f"llvm.rint.v{lanes}f64", t, held)
-    r = held - n
-    total = k.const(EXP2_TERMS[0], t)
-    for term in EXP2_TERMS[1:]:
-        total = total * r + term
+    n = words.of_floats(k, "rint", held)
+    total = angles.polynomial(k, held - n, EXP2_TERMS)
     bits = (k.cast("sext", k.cast("fptosi", n, vec(I32, lanes)), vec(I64, lanes)) + 1023) << 52
     y = k.cast("fptrunc", total * k.cast("bitcast", bits, t), vec(F32, lanes))
     return k.select(x.is_nan(), k.const(float("nan"), y.v.type), y)
@@ -189,7 +173,7 @@ def where(k: Kernel, condition: Val, then: Val, other: Val) -> Val:
 
 
 def _plain(name: str) -> Callable[[Kernel, Val], Val]:
-    return lambda k, x: _named(k, name, x)
+    return lambda k, x: words.of_floats(k, name, x)
 
 
 WORDS: Mapping[str, Callable[..., Val]] = {

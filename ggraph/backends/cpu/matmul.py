@@ -17,7 +17,15 @@ from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead, blocks_of
 from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.opened import GROUP_ROWS, OPEN_ROWS, Group
-from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, rows_from, write_row
+from ggraph.backends.cpu.passes import (
+    Rows,
+    floats,
+    homes,
+    in_passes,
+    of_height,
+    rows_from,
+    write_row,
+)
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import (
     F32X8,
@@ -35,6 +43,7 @@ from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, L
 # Rows of x per pass, by lanes: vectors of 512 bits have twice the registers. Of many rows they meet
 # two tiles abreast, half as many at a time: what is loaded of x then serves twice as many products.
 ROWS = {8: 5, 16: 8}
+MOST = max(*ROWS.values(), *FLOAT_ROWS.values())
 ABREAST, ABREAST_ROWS = 2, 6
 # Bytes between use and prefetch where `blocks.ahead` takes no more, or weights come from memory to
 # the second cache: 2 KB are 7 to 9 % faster than its 8 there, on weights of 1.2 GB behind a third
@@ -46,7 +55,7 @@ Pass = Callable[[Val, Val, Rows], None]  # home of the sums, tile, rows
 
 
 def _codes_ahead(k: Kernel) -> Num:
-    """The same of codes."""
+    """Bytes between use and prefetch of codes."""
     if k.isa.bypasses:
         return ahead(k, AHEAD)
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)
@@ -195,27 +204,21 @@ def _pass(k: Kernel, walk: Walk, count: int, tile: Val, x: Val) -> None:
 
 def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
     """All rows of x from row `begin` on with tile t."""
-    m, first = k.arg("m"), k.var(begin)
-    with k.while_(lambda: first.value < m):
-        rows = next_rows(k, walk.rows, m - first.value)
-        weights, x = _place(k, walk, at, t, first.value)
-        for count in range(walk.least, walk.rows + 1):
-            with k.when(rows.eq(count)):
-                _pass(k, walk, count, weights, x)
-        _write(k, walk, at, t, first.value, rows)
-        first.value = first.value + rows
+    for first, rows in in_passes(k, walk.rows, k.arg("m"), begin):
+        weights, x = _place(k, walk, at, t, first)
+        for count in of_height(k, rows, walk.rows, walk.least):
+            _pass(k, walk, count, weights, x)
+        _write(k, walk, at, t, first, rows)
 
 
 def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, tiles: tuple[Val, Val]) -> None:
     """Many rows with some tiles, for a group of which a tile's blocks are opened once."""
-    (t, stop), m, first = tiles, k.arg("m"), k.var(0)
-    with k.while_(lambda: first.value < m):
-        rows = next_rows(k, GROUP_ROWS, m - first.value)
+    t, stop = tiles
+    for first, rows in in_passes(k, GROUP_ROWS, k.arg("m")):
         for i in k.loop(t, stop):
-            weights, x = _place(k, walk, at, i, first.value)
+            weights, x = _place(k, walk, at, i, first)
             group.beside(i - t).run(weights, rows, rows_from(k, x))
-        _write_beside(k, walk, at, tiles, first.value, rows, group.sums, opened.APART)
-        first.value = first.value + rows
+        _write_beside(k, walk, at, tiles, first, rows, group.sums, opened.APART)
 
 
 def _walk(k: Kernel, walk: Walk) -> None:
@@ -295,19 +298,16 @@ def _at_places(
     k: Kernel, walk: Walk, places: Places, at: Bases, tiles: tuple[Val, Val], begin: Num = 0
 ) -> None:
     """All rows of x from row `begin` on with some tiles at once, as many at a time as they take."""
-    (t, stop), m, first = tiles, k.arg("m"), k.var(begin)
+    t, stop = tiles
+    for first, rows in in_passes(k, places.most, k.arg("m"), begin):
 
-    def write(i: Val, home: Val) -> None:
-        _write(k, replace(walk, home=home), at, t + i, first.value, rows)
+        def write(i: Val, home: Val, first: Val = first, rows: Val = rows) -> None:
+            _write(k, replace(walk, home=home), at, t + i, first, rows)
 
-    with k.while_(lambda: first.value < m):
-        rows = next_rows(k, places.most, m - first.value)
-        weights, x = _place(k, walk, at, t, first.value)
-        for count in range(1, places.most + 1):
-            with k.when(rows.eq(count)):
-                own = Rows.evenly(k, x, k.arg("xs"), count)
-                places.run(weights, stop - t, own if count > 1 else Rows.anywhere(k, [x]), write)
-        first.value = first.value + rows
+        weights, x = _place(k, walk, at, t, first)
+        for count in of_height(k, rows, places.most):
+            own = Rows.evenly(k, x, k.arg("xs"), count)
+            places.run(weights, stop - t, own if count > 1 else Rows.anywhere(k, [x]), write)
 
 
 def _high_groups(
@@ -335,25 +335,23 @@ def _walk_each(k: Kernel, walk: Walk) -> None:
 
 
 def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
-    """Many rows, of which `next_rows` never gives a pass fewer than half of the most."""
+    """Many rows, of which `in_passes` never gives a pass fewer than half of the most."""
     run, size = quantised_pass(k, layout, ABREAST), tile_bytes(k, layout) * ABREAST
     return Walk(
         layout.tile * ABREAST, ABREAST_ROWS, ABREAST_ROWS // 2, size, home, run, called=True
     )
 
 
-def _build(
-    k: Kernel, layout: Packed, walk_rows: Callable[[Kernel, Walk], None], most: int | None = None
-) -> None:
+WalkRows = Callable[[Kernel, Walk], None]
+
+
+def _build(k: Kernel, layout: Packed, walk_rows: WalkRows, most: int, at_places: int) -> None:
     size = tile_bytes(k, layout)
-    rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
-    rows = min(rows, most or rows)
+    rows = min((FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes], most)
     tiled = k.isa.tiles and isinstance(layout, Layout)
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
-    # Of a mixture's few pairs hardly any share an expert.
-    one = walk_rows is not _walk
-    places = None if walk_rows is _walk_each else Places.of(k, layout, size, 1 if one else rows)
+    places = Places.of(k, layout, size, min(rows, at_places)) if at_places else None
     least = 1 if places is None else 2
     if isinstance(layout, FloatLayout):
         run = _float_pass(k, layout)
@@ -379,20 +377,18 @@ def _build(
 
 
 def register(
-    name: str,
-    args: str,
-    layout: Packed,
-    walk_rows: Callable[[Kernel, Walk], None],
-    most: int | None = None,
-) -> None:
-    """Add the kernel of a layout that walks rows as it is told, up to `most` in a pass."""
+    name: str, args: str, layout: Packed, walk_rows: WalkRows, *, most: int = MOST,
+    at_places: int = MOST,
+) -> None:  # fmt: skip
+    """Add the kernel of a layout that walks rows as it is told, up to `most` in a pass; up to
+    `at_places` of them read weights at several places at once."""
 
     @kernel(args, name=name)
     def build(k: Kernel) -> None:
-        _build(k, layout, walk_rows, most)
+        _build(k, layout, walk_rows, most, at_places)
 
 
 for _layout in LAYOUTS.values():
     register("matmul_" + _layout.name, ARGS, _layout, _walk)
     if isinstance(_layout, FloatLayout):
-        register("matmul_each_" + _layout.name, EACH_ARGS, _layout, _walk_each)
+        register("matmul_each_" + _layout.name, EACH_ARGS, _layout, _walk_each, at_places=0)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ggraph.backends.cpu import amx, opened, routine
+from ggraph.backends.cpu import amx, opened, routine, words
 from ggraph.backends.cpu.matmul import ABREAST, Walk, register
 from ggraph.backends.cpu.opened import GROUP_ROWS, OPEN_ROWS, SIDE, Group
-from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
+from ggraph.backends.cpu.passes import Rows, homes, in_passes, of_height, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Num, Val
 from ggraph.backends.cpu.taking import Taking
@@ -25,8 +25,8 @@ MOST_ROWS = 6  # every count of rows is code of its own
 
 
 def _known(k: Kernel, expert: Val) -> Val:
-    """Whether an id is an expert's, 0 or 1."""
-    return k.select(expert >= 0, k.select(expert < k.arg("experts"), k.const(1, I64), 0), 0)
+    """Whether an id is an expert's."""
+    return words.within(k, expert, k.arg("experts"))
 
 
 def _by_expert(k: Kernel, first: Val, count: Val) -> tuple[Val, Val]:
@@ -40,8 +40,8 @@ def _by_expert(k: Kernel, first: Val, count: Val) -> tuple[Val, Val]:
         """The pairs of some experts, each with the address of what is noted for its expert."""
         for pair in k.loop(first, first + count):
             own = k.cast("sext", k.load(k.arg("ids") + pair * 4, I32), I64)
-            bucket = k.select(_known(k, own).ne(0), own, experts) - base
-            with k.when(k.select(bucket >= 0, bucket, BUCKETS) < BUCKETS):
+            bucket = k.select(_known(k, own), own, experts) - base
+            with k.when(words.within(k, bucket, k.const(BUCKETS, I64))):
                 yield pair, places + bucket * 8
 
     def put(pair: Val, place: Val) -> None:
@@ -79,8 +79,7 @@ def _alike(k: Kernel, order: Val, at: Val, count: Val) -> tuple[Val, Val]:
 
     def more() -> Val:
         following = k.minimum(at + found.value, count - 1)
-        same = k.select(expert(following).eq(own), k.const(1, I64), 0)
-        return k.select(at + found.value < count, same, 0).ne(0)
+        return (at + found.value < count) & expert(following).eq(own)
 
     own = expert(at)
     with k.while_(more):
@@ -144,7 +143,7 @@ def each_expert(k: Kernel, do: Doing) -> None:
             expert, alike = _alike(k, order, at.value, some)
             own = Chosen(k, expert, order, rows, some).part(at.value, alike)
             first, end = (k.var(bound) for bound in k.part(items))
-            with k.when(k.select(_known(k, expert).ne(0), alike, 0) >= do.least):
+            with k.when(_known(k, expert) & (alike >= do.least)):
                 before, first.value = count.value, items
                 count.value = before + (items + (do.each - 1)) // do.each
                 for piece in pieces.before(count.value):
@@ -241,7 +240,7 @@ def opened_rows(
     k: Kernel, group: Group, own: Chosen, tile_at: Callable[[Val], Val], tiles: Val
 ) -> Iterator[Chosen]:
     """The same with tiles that are opened for a group of pairs at a time."""
-    for some in in_passes(k, GROUP_ROWS, own):
+    for some in pairs_in_passes(k, GROUP_ROWS, own):
         for i in k.loop(0, tiles):
             group.beside(i).run(tile_at(i), some.count, some.row)
         yield some
@@ -255,7 +254,7 @@ def expert_at(k: Kernel, own: Chosen) -> Val:
 def _one_pair(k: Kernel, walk: Walk, places: Places, tiles: Part, own: Chosen) -> None:
     """The only pair of an expert with some of its tiles."""
     (first, end), weights, pair = tiles, k.arg("w") + expert_at(k, own), own.pair(0)
-    with k.if_else(_known(k, own.expert).ne(0)) as (some, none):
+    with k.if_else(_known(k, own.expert)) as (some, none):
         with some:
             row = Rows.anywhere(k, [own.row(0)])
             places.run(
@@ -298,33 +297,28 @@ def _write_pair(k: Kernel, walk: Walk, t: Val, pair: Val, home: Val) -> None:
 def _rows(k: Kernel, walk: Walk, t: Val, own: Chosen) -> None:
     """All pairs of one expert with its tile t."""
     weights = k.arg("w") + expert_at(k, own) + t * walk.tile_bytes
-    for some in in_passes(k, walk.rows, own):
+    for some in pairs_in_passes(k, walk.rows, own):
         expert_passes(k, walk, weights, some)
         for i in k.loop(0, some.count):
             _write_pair(k, walk, t, some.pair(i), walk.home + i * (walk.tile * 4))
 
 
-def in_passes(k: Kernel, most: int, own: Chosen) -> Iterator[Chosen]:
+def pairs_in_passes(k: Kernel, most: int, own: Chosen) -> Iterator[Chosen]:
     """Pairs of an expert, as many at a time as a pass takes."""
-    first = k.var(0)
-    with k.while_(lambda: first.value < own.count):
-        rows = next_rows(k, most, own.count - first.value)
-        yield own.part(first.value, rows)
-        first.value = first.value + rows
+    return (own.part(*some) for some in in_passes(k, most, own.count))
 
 
 def expert_passes(k: Kernel, walk: Walk, weights: Val, own: Chosen) -> None:
     """The sums of the pairs of a pass with the tile at `weights`."""
-    for count in range(walk.least, walk.rows + 1):
-        with k.when(own.count.eq(count)):
-            _expert_pass(k, walk, weights, own, count)
+    for count in of_height(k, own.count, walk.rows, walk.least):
+        _expert_pass(k, walk, weights, own, count)
 
 
 def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -> None:
     def body(home: Val, tile: Val, *rows: Val) -> None:
         walk.run(home, tile, Rows.anywhere(k, rows))
 
-    with k.if_else(_known(k, own.expert).ne(0)) as (some, none):
+    with k.if_else(_known(k, own.expert)) as (some, none):
         with some:
             rows = [own.row(i) for i in range(count)]
             if walk.called:
@@ -336,5 +330,6 @@ def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -
             _no_numbers(k, walk, count)
 
 
-for _layout in LAYOUTS.values():
-    register("matmul_id_" + _layout.name, ARGS, _layout, _walk_experts, MOST_ROWS)
+for _layout in LAYOUTS.values():  # of a mixture's few pairs hardly any share an expert
+    _name = "matmul_id_" + _layout.name
+    register(_name, ARGS, _layout, _walk_experts, most=MOST_ROWS, at_places=1)

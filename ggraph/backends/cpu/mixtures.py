@@ -3,6 +3,7 @@
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import is_rows
 from ggraph.backends.protocol import Launch
+from ggraph.ops.rules import flag, real
 
 
 def moe_shares(low: Lowering, x: Launch) -> bool:
@@ -11,12 +12,11 @@ def moe_shares(low: Lowering, x: Launch) -> bool:
     if not is_rows(a) or not ids.is_contiguous:
         return False
     m, n = a.shape
-    scale = x.result.tensor.attrs["scale"]
-    assert isinstance(scale, int | float), f"scale = {scale!r}"
+    attrs = x.result.tensor.attrs
     low.add(
         "moe_shares", x=low.at(x.sources[0]), ids=low.at(x.sources[1]), y=low.at(x.result), m=m,
-        n=n, u=ids.shape[1], xs=n * 4, normalise=int(x.result.tensor.attrs["normalise"] is True),
-        scale=float(scale),
+        n=n, u=ids.shape[1], xs=n * 4, normalise=int(flag(attrs, "normalise")),
+        scale=real(attrs, "scale"),
     )  # fmt: skip
     return True
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from ggraph.backends.cpu import attention, cache, courses, gated, recurrent
+from ggraph.backends.cpu.elements import FLOATS
 from ggraph.backends.cpu.elementwise import UNITS
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.loops import rooms
@@ -24,9 +25,9 @@ from ggraph.backends.cpu.tiles import (
     packed_bytes,
 )
 from ggraph.device import Need
-from ggraph.dtype import A8, BF16, F16, F32, I32, DType
+from ggraph.dtype import A8, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
-from ggraph.ops.rules import flag
+from ggraph.ops.rules import flag, integer
 from ggraph.tensor import Kind, Tensor, contiguous
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -96,6 +97,12 @@ def _meets(w: Tensor, a: Tensor, exact: bool, axes: int = 2) -> bool:
     return is_rows(a) if floats else in_8_bits or step_of(a) is not None
 
 
+def multiplies_by_id(t: Tensor, exact: bool) -> bool:
+    """Whether a kernel computes this mul_mat_id."""
+    w, a, ids = t.sources
+    return _meets(w, a, exact, axes=3) and ids.dtype is I32 and ids.is_contiguous
+
+
 def gates(t: Tensor, exact: bool) -> bool:
     """Whether kernels compute this mul_mat_gated or mul_mat_gated_quantise: both products, which
     read the same rows, and the unit of few rows."""
@@ -120,6 +127,10 @@ def joins(t: Tensor, exact: bool) -> bool:
 
 
 JOINED = {"mul_mat_gated": gates, "mul_mat_gated_quantise": gates, "mul_mats": joins}
+# Products of rows with stored matrices in their packed form, and whether a kernel computes one.
+PRODUCTS = {
+    "mul_mat": multiplies, "mul_mat_add": multiplies, "mul_mat_id": multiplies_by_id, **JOINED
+}  # fmt: skip
 
 
 def chosen(t: Tensor) -> Tensor | None:
@@ -138,7 +149,7 @@ def multiplies_each(t: Tensor) -> bool:
     """Whether a kernel computes this mul_mat or mul_mat_add as products of plain numbers, with
     matrices that are computed or repeat over leading axes: rows may lie as they like."""
     w, x, *rest = t.sources
-    plain = w.dtype in (F32, F16, BF16) and w.size > 0 and x.dtype is F32 and t.is_contiguous
+    plain = w.dtype.name in FLOATS and w.size > 0 and x.dtype is F32 and t.is_contiguous
     beside = x.strides[-1] == F32.block_bytes or x.shape[-1] == 1
     return plain and beside and all(map(is_rows, rest))
 
@@ -153,23 +164,13 @@ def lays(t: Tensor) -> bool:
     w, x = t.sources[:2]
     if t.op != "conv_2d":
         return multiplies_each(t) and not stores(w)
-    plain = w.dtype in (F32, F16, BF16) and w.size > 0 and w.is_contiguous
+    plain = w.dtype.name in FLOATS and w.size > 0 and w.is_contiguous
     return plain and x.dtype is F32 and t.is_contiguous and not convolves(t)
-
-
-def multiplies_by_id(t: Tensor, exact: bool) -> bool:
-    """Whether a kernel computes this mul_mat_id."""
-    w, a, ids = t.sources
-    return _meets(w, a, exact, axes=3) and ids.dtype is I32 and ids.is_contiguous
 
 
 def rounds(t: Tensor, *, exact: bool) -> str:
     """What the kernel of a product rounds by itself: float rows, where the matrix is in blocks."""
-    taken = {
-        "mul_mat": multiplies, "mul_mat_add": multiplies, "mul_mat_id": multiplies_by_id,
-        **JOINED,
-    }  # fmt: skip
-    if t.op not in taken or t.sources[1].dtype is A8 or not taken[t.op](t, exact):
+    if t.op not in PRODUCTS or t.sources[1].dtype is A8 or not PRODUCTS[t.op](t, exact):
         return ""
     return "" if takes_floats(t.sources[0], exact) else "rows to 8 bits"
 
@@ -237,7 +238,7 @@ def attends(t: Tensor) -> bool:
 def attends_plainly(t: Tensor) -> bool:
     """Whether the kernel for all other shapes computes this flash_attn: over plain numbers."""
     q, k, v, *rest = t.sources
-    floats = k.dtype is v.dtype and {k.dtype.name, q.dtype.name} <= {"f32", "f16", "bf16"}
+    floats = k.dtype is v.dtype and k.dtype.name in FLOATS
     if not floats or q.dtype is not F32 or t.attrs["has_sinks"]:
         return False
     if t.attrs["has_mask"] and not (rest[0].is_contiguous and rest[0].dtype.name in ("f32", "f16")):
@@ -247,13 +248,12 @@ def attends_plainly(t: Tensor) -> bool:
 
 def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
-    rotated = t.attrs["n_rot"]
     beside = x.dtype is F32 and x.strides[-1] == F32.block_bytes
     if not (beside and all(map(is_rows, factors))):
         return False
     if positions.dtype is not I32 or not positions.is_contiguous:
         return False
-    return isinstance(rotated, int) and rotated <= min(x.shape[2], cache.MAX_ROTATED)
+    return integer(t.attrs, "n_rot") <= min(x.shape[2], cache.MAX_ROTATED)
 
 
 def turns_into(t: Tensor) -> bool:
@@ -293,11 +293,9 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     """
     if not t.size:
         return ()
-    if t.op in ("mul_mat", "mul_mat_add", "mul_mat_id"):
+    if t.op in PRODUCTS and PRODUCTS[t.op](t, exact):
         return _product_needs(t, exact)
-    if t.op in JOINED:
-        return _joined_needs(t, exact) if JOINED[t.op](t, exact) else ()
-    if t.op == "conv_2d" and not convolves(t):
+    if t.op in ("mul_mat", "mul_mat_add") or (t.op == "conv_2d" and not convolves(t)):
         return _tiles(t)
     if t.op == "flash_attn" and attends(t):
         return _attention_needs(t)
@@ -323,18 +321,11 @@ def _state_needs(t: Tensor) -> tuple[Need, ...]:
     return (change,) if rows else ()
 
 
-def _joined_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
+def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     rows, room = _row_needs(t, exact), t.size * F32.block_bytes
-    if t.op == "mul_mats" or gates_at_once(t, exact):
+    if PRODUCTS[t.op] is not gates or gates_at_once(t, exact):
         return rows
     return (*rows, Need("gate", room), Need("up", room))
-
-
-def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
-    by_id = t.op == "mul_mat_id"
-    if not (multiplies_by_id(t, exact) if by_id else multiplies(t, exact)):
-        return () if by_id else _tiles(t)
-    return _row_needs(t, exact)
 
 
 def _row_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -388,12 +379,10 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     """Whether computing `t` reads `weight` in its packed form."""
     if not t.size or not any(w.root is weight for w in factors(t)) or not bounded(t):
         return False
+    if t.op in PRODUCTS and PRODUCTS[t.op](t, exact):
+        return True
     if t.op in ("mul_mat", "mul_mat_add"):
-        return multiplies(t, exact) or (multiplies_each(t) and stores(t.sources[0]))
-    if t.op == "mul_mat_id":
-        return multiplies_by_id(t, exact)
-    if t.op in JOINED:
-        return JOINED[t.op](t, exact)
+        return multiplies_each(t) and stores(t.sources[0])
     if t.op == "conv_2d":
         return convolves(t)
     return t.op == "get_rows" and looks_up(t)

@@ -9,7 +9,7 @@ threads or on how many places there are.
 Legend: y is operand 0, sources follow; k0 .. kept extents, r0 .. reduced ones, the last innermost.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -28,6 +28,7 @@ from ggraph.backends.cpu.simd import (
     Kernel,
     KernelSpec,
     Val,
+    Var,
     element,
     vec,
 )
@@ -232,7 +233,7 @@ class _Emitter:
         self.is_held |= holds
         a, b, c, d = (s.value for s in sums)
         join = self._joining(step)
-        one = self._across(join(join(a, b), join(c, d)), join)
+        one = words.across(k, join(join(a, b), join(c, d)), join)
         return k.splat(self._total(step, one), self.lanes)
 
     def _total(self, step: int, total: Val) -> Val:
@@ -245,14 +246,6 @@ class _Emitter:
         many = k.cast("sitofp", count, F64)
         return total / (many if total.v.type == F64 else k.splat(many, self.lanes))
 
-    def _across(self, x: Val, join: Callable[[Val, Val], Val]) -> Val:
-        """All lanes joined, always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
-        k = self.k
-        four = join(k.shuffle(x, x, range(4)), k.shuffle(x, x, range(4, 8)))
-        two = join(k.shuffle(four, four, (0, 1)), k.shuffle(four, four, (2, 3)))
-        one = join(k.shuffle(two, two, (0,)), k.shuffle(two, two, (1,)))
-        return k.lane(one, 0)
-
     def _op(self, step: int) -> str:
         return self.nest.steps[step][0]
 
@@ -263,14 +256,14 @@ class _Emitter:
         first = FIRST[self._op(step)]
         return self.k.const(first, self.doubles if self._op(step) in WIDE else self.floats)
 
-    def _joining(self, step: int) -> Callable[[Val, Val], Val]:
+    def _joining(self, step: int) -> words.Fold:
         word = {"max": "maximum", "min": "minimum"}.get(self._op(step), "add")
         return lambda a, b: maths.WORDS[word](self.k, a, b)
 
-    def _gather(self, step: int, total: "object", value: Val) -> None:
+    def _gather(self, step: int, total: Var, value: Val) -> None:
         value = self._number(value)
         value = self._double(value) if self._op(step) in WIDE else value
-        total.value = self._joining(step)(total.value, value)  # type: ignore[attr-defined]
+        total.value = self._joining(step)(total.value, value)
 
     def value(self, step: int, place: _Place) -> Val:
         """The value of a step at a place, in all lanes."""

@@ -20,7 +20,6 @@ from ggraph.backends.cpu.simd import (
     I32,
     I64,
     Kernel,
-    KernelSpec,
     Val,
     kernel,
     vec,
@@ -220,17 +219,17 @@ def _float_row(k: Kernel, layout: FloatLayout, row: Val, y: Val) -> None:
     tile = w + row // layout.tile * (columns * (layout.tile * layout.element_bytes))
     for c in k.loop(0, columns):
         at = tile + (c * layout.tile + row % layout.tile) * layout.element_bytes
-        k.store(y + c * 4, number(k, layout.element, at))
+        k.store(y + c * 4, number(k, layout.name, at))
 
 
-def _register_rows(layout: Layout | FloatLayout) -> KernelSpec:
+def _register_rows(layout: Layout | FloatLayout) -> None:
     @kernel(ROWS_ARGS, name="rows_" + layout.name)
     def build(k: Kernel) -> None:
         ids, y, n, columns, m, ys = k.words("ids y n k m ys")
         for r in k.share(m):
             row = k.cast("sext", k.load(ids + r * 4, I32), I64)
             target = y + ys * r
-            with k.if_else(Val(k, k.b.icmp_unsigned("<", row.v, n.v))) as (known, unknown):
+            with k.if_else(words.within(k, row, n)) as (known, unknown):
                 with known:
                     if isinstance(layout, FloatLayout):
                         _float_row(k, layout, row, target)
@@ -240,9 +239,7 @@ def _register_rows(layout: Layout | FloatLayout) -> KernelSpec:
                     for c in k.loop(0, columns):
                         k.store(target + c * 4, k.const(NOT_A_NUMBER, F32))
 
-    return build
-
 
 for _dtype, _layout in LAYOUTS.items():
     _register_pack(_dtype, _layout)
-ROWS = {layout.name: _register_rows(layout) for layout in LAYOUTS.values()}
+    _register_rows(_layout)

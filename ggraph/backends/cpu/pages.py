@@ -23,7 +23,7 @@ from ggraph.tensor import Array
 PAGE = mmap.PAGESIZE
 HUGE = 1 << 21  # bytes of a huge page
 PIECE = 1 << 26  # bytes that are asked for at once; untouched pages of them do not exist
-LINE = 64  # bytes of a cache line, to which arrays are aligned
+LINE = 64  # bytes of a cache line: arrays begin with one, threads write into lines of their own
 GUARD = 1 << 14  # bytes behind the last array of a piece that prefetches may name
 
 

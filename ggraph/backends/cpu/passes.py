@@ -3,7 +3,7 @@
 Legend: a part is what one vector holds of a tile's outputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -12,7 +12,7 @@ from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F32, F32X8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import HALF
 
-FOUR = 4  # rows whose addresses are one register and what x86 adds to it: 0, 1, 2 or 3 steps
+FROM_ONE = 4  # rows whose addresses are one register and what x86 adds to it: 0, 1, 2 or 3 steps
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rows:
     @staticmethod
     def evenly(k: Kernel, first: Val, step: Val, count: int) -> "Rows":
         """Rows from an address on, each so many bytes behind the one before."""
-        starts = [k.opaque(first + step * r) for r in range(0, count, FOUR)]
+        starts = [k.opaque(first + step * r) for r in range(0, count, FROM_ONE)]
         one = k.opaque(step)
         return Rows(k, count, starts, [one, one * 2, k.opaque(one * 3)])
 
@@ -59,10 +59,24 @@ def floats(k: Kernel) -> ir.VectorType:
     return vec(F32, k.isa.lanes)
 
 
-def next_rows(k: Kernel, most: int, left: Val) -> Val:
-    """Rows of the next pass: as many as it can take, but the last two passes share alike."""
-    alike = k.select(left <= 2 * most - 2, (left + 1) // 2, most)
-    return k.select(left <= most, left, alike)
+def in_passes(k: Kernel, most: int, end: Val, begin: Num = 0) -> Iterator[tuple[Val, Val]]:
+    """Rows `begin` to before `end` by passes, the first row and the count of each: as many as a
+    pass takes, but the last two passes share alike."""
+    first = k.var(begin)
+    with k.while_(lambda: first.value < end):
+        at = first.value
+        left = end - at
+        alike = k.select(left <= 2 * most - 2, (left + 1) // 2, most)
+        count = k.select(left <= most, left, alike)
+        yield at, count
+        first.value = at + count
+
+
+def of_height(k: Kernel, count: Val, most: int, least: int = 1) -> Iterator[int]:
+    """Code for each count of rows from `least` to `most`, of which the one runs that `count` is."""
+    for height in range(least, most + 1):
+        with k.when(count.eq(height)):
+            yield height
 
 
 @dataclass(eq=False)

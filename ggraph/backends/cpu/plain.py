@@ -8,9 +8,8 @@ from functools import partial
 from itertools import product
 
 from ggraph.backends.cpu import maths, words
-from ggraph.backends.cpu.elements import number
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number
 from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
-from ggraph.backends.cpu.sorts import KINDS
 
 ARGS = (
     "q k v mask length scores y m heads kv_heads hd vw n qr qh qd kr kh kd vr vh vd "
@@ -37,7 +36,7 @@ def _score(k: Kernel, kinds: tuple[str, str], row: Val, head: Val, at: Val) -> V
     with k.when(cap > 0.0):
         found.value = _one(k, "tanh", found.value / cap) * cap
     with k.when(mask.ne(0)):
-        bias = number(k, kinds[1], mask + (row * n + at) * KINDS[kinds[1]])
+        bias = number(k, kinds[1], mask + (row * n + at) * ELEMENT_BYTES[kinds[1]])
         found.value = found.value + bias
     return found.value
 
@@ -70,5 +69,5 @@ def _attend(k: Kernel, kinds: tuple[str, str]) -> None:
             k.store(y + (item * vw + d) * 4, mixed.value * share)
 
 
-for _kinds in product(KINDS, ("f32", "f16")):
+for _kinds in product(FLOATS, ("f32", "f16")):
     kernel(ARGS, name="attend_plainly_" + "_".join(_kinds))(partial(_attend, kinds=_kinds))

@@ -27,14 +27,14 @@ from ggraph.backends.cpu.interpreter import (
     CPU_SET,
     ENDED,
     JOIN,
-    LINE,
     QUIT,
     SHARED,
     SPINS_ALONE,
     SPINS_CROWDED,
 )  # fmt: skip
 from ggraph.backends.cpu.jit import ENTRY, Jit, host_jit
-from ggraph.backends.cpu.program import Flat, encode
+from ggraph.backends.cpu.pages import LINE
+from ggraph.backends.cpu.program import Argument, Flat, encode, one_call
 from ggraph.backends.cpu.tempo import Tempo
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
@@ -130,27 +130,16 @@ class Pool:
         )  # fmt: skip
 
     def _hire(self, worker: int) -> None:
-        values: dict[str, int | float | Array] = {
+        values: dict[str, Argument] = {
             "job": self._job, "pipes": self._readers, "states": self._states,
             "allowed": self._allowed, "spins": self._spins,
             **{name: self._calls[name] for name in ("read", "yield", "getcpu", "setcpu")},
         }  # fmt: skip
-        words = np.array([0, 0, *encode("pool_work", values)], np.int64)
-        kept = (
-            words,
-            self._job,
-            self._readers,
-            self._states,
-            self._counters,
-            self._writers,
-            self._allowed,
-        )
-        entry = ENTRY(self.jit.address("pool_work"))
-        thread = threading.Thread(
-            target=_live, args=(entry, worker, self.threads, kept), daemon=True,
-            name=f"ggraph-cpu-{worker}",
+        own = self._counters, self._writers  # the job's words point at these
+        thread = one_call(
+            self.jit, "pool_work", values, *own, thread=worker, threads=self.threads,
+            title=f"ggraph-cpu-{worker}",
         )  # fmt: skip
-        thread.start()
         self._crew.append(thread)
 
     def meanwhile(self, work: Callable[[], object]) -> None:
@@ -237,11 +226,6 @@ class Pool:
             for end in pipe:
                 os.close(end)
         self._start()
-
-
-def _live(entry: "ctypes._FuncPointer", worker: int, threads: int, kept: tuple[Array, ...]) -> None:
-    """A worker's thread: one foreign call that returns when the pool closes."""
-    entry(kept[0].ctypes.data, worker, threads)
 
 
 def _dismiss(states: Array, crew: list[threading.Thread], pipes: list[tuple[int, int]]) -> None:

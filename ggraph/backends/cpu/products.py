@@ -31,8 +31,6 @@ from ggraph.dtype import A8, F32, DType
 from ggraph.ops.rules import integers
 from ggraph.tensor import Array
 
-QUANTISED = {"swiglu": "swiglu_quantise", "geglu": "geglu_quantise"}  # kernels of units
-
 
 def mul_mat(low: Lowering, x: Launch) -> bool:
     """A stored matrix times float rows, plus a third source where there is one."""
@@ -61,16 +59,9 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
             _times_chosen(low, x, matrix, ids[0], room, makes=[room])
         else:
             _times(low, x, matrix, room, makes=[room], shared=alike, whole=BLOCK)
-    values: dict[str, Any] = {
-        "a": halves[0], "b": halves[1], "m": m, "n": n, "as": n * 4, "bs": n * 4,
-    }  # fmt: skip
-    if t.dtype is A8:
-        values |= {"out": low.at(x.result), "os": activation_bytes(n)}
-    else:
-        values |= {"y": low.at(x.result), "ys": n * 4}
-    unit = str(t.attrs["unit"])
-    kernel = QUANTISED[unit] if t.dtype is A8 else unit
-    low.add(kernel, uses=halves, shared=alike, **values)
+    values: dict[str, Any] = {"a": halves[0], "b": halves[1], "as": n * 4, "bs": n * 4}
+    end, target = low.target(x)
+    low.add(str(t.attrs["unit"]) + end, uses=halves, shared=alike, m=m, n=n, **values, **target)
     return True
 
 
@@ -248,7 +239,7 @@ def _gather(low: Lowering, x: Launch) -> bool:
     rows, ids = x.sources
     t, i = rows.tensor, ids.tensor
     several = len(i.shape) > 1 and len(t.shape) > 2
-    known = t.dtype.name in cache.GATHER and i.is_contiguous
+    known = t.dtype.name in cache.GATHERED and i.is_contiguous
     if not known or (t.dtype.is_block and len(t.shape) > 2):
         return False
     tables = prod(i.shape[:-1]) if several else 1

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from ggraph.backends.cpu.ceilings import Ceilings, launch_seconds, measure_ceilings
+from ggraph.backends.cpu.needs import PRODUCTS
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Flat
 from ggraph.backends.protocol import Launch
@@ -106,7 +107,7 @@ def _piece(x: Launch, run: Callable[[], None], held: Mapping[int, int]) -> Piece
     cost = t.spec.cost(t)
     nbytes = cost.bytes
     for ref in x.sources:
-        if id(ref.memory) in held and "mul_mat" in t.op:
+        if id(ref.memory) in held and t.op in PRODUCTS:
             nbytes += held[id(ref.memory)] - ref.tensor.nbytes
     shown = x.sources[1].tensor if t.spec.overwrites is not None else t  # not the whole cache
     rows = shown.shape[0] if shown.shape else 1

@@ -5,14 +5,15 @@ NumPy arrays (their addresses). The assembler keeps every array it was given ali
 """
 
 import struct
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from ggraph.backends.cpu.interpreter import WORDS
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.simd import BARRIER, KERNELS, STREAM
+from ggraph.backends.cpu.jit import ENTRY, Jit
+from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS, STREAM
 from ggraph.backends.cpu.tempo import Tempo, Usual
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
@@ -38,6 +39,24 @@ def _word(name: str, argument: str, is_number: bool, value: Argument) -> int:
     if isinstance(value, float):
         raise BackendError(f"{name}: {argument} is an integer, got {value}")
     return int(value)
+
+
+def one_call(
+    jit: Jit, name: str, values: dict[str, Argument], *held: Array, thread: int = 0,
+    threads: int = 1, title: str,
+) -> threading.Thread:  # fmt: skip
+    """A thread that is one call of a kernel, begun: Python's other threads run meanwhile. Arrays
+    among its arguments, and what else is `held`, live as long as it does."""
+    entry = ENTRY(jit.address(name))
+    words = np.array([0] * HEADER_WORDS + encode(name, values), np.int64)
+    arrays = [v for v in values.values() if isinstance(v, np.ndarray)]
+
+    def live(*_: Array) -> None:
+        entry(words.ctypes.data, thread, threads)
+
+    begun = threading.Thread(target=live, args=(*arrays, *held), daemon=True, name=title)
+    begun.start()
+    return begun
 
 
 Range = tuple[int, int]  # addresses of the first byte and one past the last
@@ -74,8 +93,7 @@ class Assembler:
 
     Threads meet between two instructions only where it matters: where one of those since the last
     meeting conflicts with the next. An instruction that does not say what it accesses conflicts
-    with all, unless `barrier` is off for it. With `stream`, weights pass the caches by, which then
-    keep everything else.
+    with all. With `stream`, weights pass the caches by, which then keep everything else.
     """
 
     jit: Jit
@@ -85,14 +103,11 @@ class Assembler:
     kept: list[Array] = field(default_factory=list)
     _open: list[Touched] = field(default_factory=list)  # of the instructions since the last meeting
 
-    def add(
-        self, name: str, *, barrier: bool = True, access: Touched | None = None, **values: Argument
-    ) -> None:
-        """Append a call. With `access`, barriers are found; else `barrier` says whether the next
-        instruction needs this one's results."""
+    def add(self, name: str, *, access: Touched | None = None, **values: Argument) -> None:
+        """Append a call, which accesses the memory that it says, or any."""
         if access is None or any(a.conflicts(access) for a in self._open):
             self._meet()
-        flags = (BARRIER if access is None and barrier else 0) | (STREAM if self.stream else 0)
+        flags = (BARRIER if access is None else 0) | (STREAM if self.stream else 0)
         words = [self.jit.address(name), flags, *encode(name, values)]
         self.rows.append(words + [0] * (WORDS - len(words)))
         self.names.append(name)

@@ -13,22 +13,18 @@ from functools import reduce
 from operator import add
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, I8, I16, I32, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.simd import F32, I8, I16, Kernel, Val, kernel, vec
 from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK, X_SCALE, X_SUM, X_SUMS
-
-FOUR = words.FOUR
+from ggraph.backends.cpu.words import FOLDED
 
 
 def quantise_blocks(k: Kernel, blocks: Sequence[Sequence[Val]], out: Val) -> None:
     """Store up to four times 32 numbers, in vectors of one width, as blocks that begin at `out`.
     What is found across a block's lanes is found for four blocks at once."""
-    given, lanes, half = (
-        (list(blocks) * FOUR)[:FOUR],
-        blocks[0][0].v.type.count,
-        len(blocks[0]) // 2,
-    )
-    sizes = [reduce(k.maximum, [_size(k, v) for v in x]) for x in given]
-    largest = k.cast("bitcast", words.folded4(k, sizes, k.maximum), vec(F32, FOUR))
+    given = (list(blocks) * FOLDED)[:FOLDED]
+    lanes, half = blocks[0][0].v.type.count, len(blocks[0]) // 2
+    sizes = [reduce(k.maximum, [words.size_bits(k, v) for v in x]) for x in given]
+    largest = k.cast("bitcast", words.folded4(k, sizes, k.maximum), vec(F32, FOLDED))
     scales = largest * (1.0 / 127.0)
     inverses = k.select(largest > 0.0, k.const(127.0, largest.v.type) / largest, 0.0)
     whole = [
@@ -38,23 +34,17 @@ def quantise_blocks(k: Kernel, blocks: Sequence[Sequence[Val]], out: Val) -> Non
     halves = [(reduce(add, x[:half]), reduce(add, x[half:])) for x in whole]
     sums = words.fours(k, [words.neighbours(k, a, b, add) for a, b in halves], add)
     whole_sums = reduce(
-        add, [k.shuffle(sums, sums, range(i, FOUR * FOUR, FOUR)) for i in range(FOUR)]
+        add, [k.shuffle(sums, sums, range(i, FOLDED * FOLDED, FOLDED)) for i in range(FOLDED)]
     )
     products = scales * k.cast("sitofp", whole_sums, scales.v.type)
-    short = k.cast("trunc", sums, vec(I16, FOUR * FOUR))
+    short = k.cast("trunc", sums, vec(I16, FOLDED * FOLDED))
     for i, ints in enumerate(whole[: len(blocks)]):
         at = out + i * X_BLOCK
         for j, v in enumerate(ints):
             k.store(at + lanes * j, k.cast("trunc", v, vec(I8, lanes)))
         for place, found in ((X_SCALE, scales), (X_SUM, products)):
             k.store(at + place, k.lane(found, i))
-        k.store(at + X_SUMS, k.shuffle(short, short, range(FOUR * i, FOUR * i + FOUR)))
-
-
-def _size(k: Kernel, x: Val) -> Val:
-    """|x| of float32, as the bits, which have the order of the numbers, and of which what is no
-    number has the greatest."""
-    return k.cast("bitcast", x, vec(I32, x.v.type.count)) & 0x7FFFFFFF
+        k.store(at + X_SUMS, k.shuffle(short, short, range(FOLDED * i, FOLDED * i + FOLDED)))
 
 
 def in_fours(
@@ -62,16 +52,18 @@ def in_fours(
 ) -> None:
     """Quantise a part of a row's blocks, first and end, to the row at `out`."""
     first, end = part
-    whole = first + (end - first) // FOUR * FOUR
-    for b in k.loop(first, whole, FOUR):
-        quantise_blocks(k, [numbers(b + i) for i in range(FOUR)], out + b * X_BLOCK)
+    whole = first + (end - first) // FOLDED * FOLDED
+    for b in k.loop(first, whole, FOLDED):
+        quantise_blocks(k, [numbers(b + i) for i in range(FOLDED)], out + b * X_BLOCK)
     for b in k.loop(whole, end):
         quantise_blocks(k, [numbers(b)], out + b * X_BLOCK)
 
 
 def largest_size(k: Kernel, x: Sequence[Val]) -> Val:
     """The largest absolute value in vectors of one width; not a number where one is none."""
-    return k.cast("bitcast", words.hmax(k, reduce(k.maximum, [_size(k, v) for v in x])), F32)
+    return k.cast(
+        "bitcast", words.hmax(k, reduce(k.maximum, [words.size_bits(k, v) for v in x])), F32
+    )
 
 
 def load_block(k: Kernel, x: Val, lanes: int = 8) -> list[Val]:

@@ -20,7 +20,7 @@ from ggraph.backends.cpu.courses import (
     slot_of_only_row,
     walk,
 )
-from ggraph.backends.cpu.elementwise import _get, _row_sum
+from ggraph.backends.cpu.elementwise import row_sum
 from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, I64, Kernel, Val, Var, kernel, vec
 
@@ -157,9 +157,9 @@ class _Tile:
         k = self.k
 
         def eight(i: Val, left: Val | None) -> Val:
-            return _get(k, a + i * 4, left) * _get(k, b + i * 4, left)
+            return words.load_some(k, a + i * 4, left) * words.load_some(k, b + i * 4, left)
 
-        return k.splat(_row_sum(k, k.arg("d"), eight), self.lanes)
+        return k.splat(row_sum(k, k.arg("d"), eight), self.lanes)
 
     def _parts(self, row: Val) -> tuple[Val, Val]:
         """Where a row's values begin, and its gates."""

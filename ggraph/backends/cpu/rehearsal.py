@@ -5,7 +5,7 @@ Planning asks this. The lowerings themselves answer, with addresses that mean no
 is no second list of what kernels take.
 """
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,16 +40,7 @@ class Rehearsal(Lowering):
     def begin(self, launch: Launch) -> None:
         """Nothing: no access is judged."""
 
-    def add(
-        self,
-        name: str,
-        *,
-        uses: Sequence[Scratch] = (),
-        makes: Sequence[Scratch] = (),
-        result: bool = False,
-        shared: Sequence[Scratch] = (),
-        **values: Any,
-    ) -> None:
+    def add(self, name: str, **how: Any) -> None:
         """Note the kernel."""
         self.kernels[name] = None
 

@@ -25,16 +25,7 @@ def _push(k: Kernel, window: list[Var], value: Val) -> None:
 
 def _load(k: Kernel, at: Val, left: Val | None) -> Val:
     """Channels that are done together, as many as are `left`."""
-    lanes = VECTORS * k.isa.lanes
-    return k.load(at, vec(F32, lanes)) if left is None else words.load_tail(k, at, left, lanes)
-
-
-def _store(k: Kernel, at: Val, value: Val, left: Val | None) -> None:
-    """The other way."""
-    if left is None:
-        k.store(at, value)
-    else:
-        words.store_tail(k, at, value, left)
+    return words.load_some(k, at, left, VECTORS * k.isa.lanes)
 
 
 def _window(k: Kernel, count: int) -> list[Var]:
@@ -89,7 +80,7 @@ def _conv_turn(k: Kernel, taps: int, first: Val, c: Val, left: Val | None) -> No
         for held, weight in zip(window, weights, strict=False):
             total = words.fma(k, held.value, weight, total)
         _push(k, window, own)
-        _store(k, y + (t * n + c) * 4, total, left)
+        words.store_some(k, y + (t * n + c) * 4, total, left)
 
 
 def _conv(k: Kernel, taps: int) -> None:
@@ -112,7 +103,7 @@ def _conv_next(k: Kernel, taps: int) -> None:
             walk(k, last, taps - 1, lambda _: _remembered(k, window, slot, c, left), row)
             for i, held in enumerate(window):
                 at = y + ((slot * len(window) + i) * n + c) * 4
-                _store(k, at, held.value, left)
+                words.store_some(k, at, held.value, left)
 
         each_changed(k, after)
 

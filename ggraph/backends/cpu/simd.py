@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import TypeVar
 
 from llvmlite import ir
 
@@ -31,8 +32,8 @@ def vec(element: ir.Type, lanes: int) -> ir.VectorType:
     return ir.VectorType(element, lanes)
 
 
-F32X8, I32X8, I16X16, I8X32 = vec(F32, 8), vec(I32, 8), vec(I16, 16), vec(I8, 32)
-F64X8 = vec(F64, 8)
+F32X8, F64X8, I32X8 = vec(F32, 8), vec(F64, 8), vec(I32, 8)
+I16X16, I8X32 = vec(I16, 16), vec(I8, 32)
 
 
 def element(t: ir.Type) -> ir.Type:
@@ -138,6 +139,7 @@ class Val:
 
 
 Num = Val | int | float
+Count = TypeVar("Count", int, Val)
 Branch = AbstractContextManager[object]
 Build = Callable[["Kernel"], Val | None]  # what emits a kernel's body, and gives what it returns
 
@@ -161,8 +163,7 @@ class Var:
 
     @value.setter
     def value(self, new: Num) -> None:
-        v = new if isinstance(new, Val) else self.k.const(new, self.type)
-        self.k.b.store(v.v, self.slot)
+        self.k.b.store((new if isinstance(new, Val) else self.k.const(new, self.type)).v, self.slot)
 
 
 @dataclass(frozen=True)
@@ -322,9 +323,8 @@ class Kernel:
     def intrinsic(self, name: str, t: ir.Type, *values: Val | ir.Value) -> Val:
         """A call of an LLVM intrinsic that returns `t`."""
         args = [v.v if isinstance(v, Val) else v for v in values]
-        found = self.module.globals.get(name)
-        if found is None:
-            found = ir.Function(self.module, ir.FunctionType(t, [a.type for a in args]), name)
+        kind = ir.FunctionType(t, [a.type for a in args])
+        found = self.module.globals.get(name) or ir.Function(self.module, kind, name)
         return Val(self, self.b.call(found, args))
 
     def var(self, first: Num, t: ir.Type = I64) -> Var:

@@ -22,6 +22,11 @@ def list_of(k: Kernel, row: Val) -> Val:
     return k.arg("list") + (k.arg("n") * 8 + list_bytes(0)) * row
 
 
+def slot_at(k: Kernel, row: Val, i: Val | int) -> Val:
+    """Address of entry i's slot in a row's list."""
+    return list_of(k, row) + (LIST_HEAD + i * 4)
+
+
 def shown_count(k: Kernel, row: Val) -> Val:
     """How many slots a row's list has."""
     return k.cast("sext", k.load(list_of(k, row), I32), I64)
@@ -49,7 +54,7 @@ def shown_slots(k: Kernel) -> None:
         held.value = k.minimum(n, k.cast("sext", k.load(length, I32), I64))
     seen = held.value
     for row in k.share(k.arg("m")):
-        entry = k.var(list_of(k, row) + LIST_HEAD)
+        entry = k.var(slot_at(k, row, 0))
         biases = (n + SPARE) * 4
         lanes = k.consts(range(8), I32)
         for first in k.loop(0, seen, 8):
@@ -83,7 +88,7 @@ def listed_slots(k: Kernel) -> None:
         held.value = k.minimum(held.value, k.cast("sext", k.load(length, I32), I64))
     seen, biases = k.cast("trunc", held.value, I32), (n + SPARE) * 4
     for row in k.share(k.arg("m")):
-        entry, source = k.var(list_of(k, row) + LIST_HEAD), k.var(given + n * row * 4)
+        entry, source = k.var(slot_at(k, row, 0)), k.var(given + n * row * 4)
         end = k.var(source.value + n * 4)
         with k.while_(lambda source=source, end=end: source.value < end.value):  # type: ignore[misc]
             slot, at = k.load(source.value, I32), entry.value

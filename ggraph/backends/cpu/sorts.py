@@ -7,7 +7,7 @@ strides in bytes.
 
 from functools import partial
 
-from ggraph.backends.cpu.elements import number, put
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, FLOATS, number, put
 from ggraph.backends.cpu.simd import (
     F32,
     F64,
@@ -15,10 +15,9 @@ from ggraph.backends.cpu.simd import (
     I64,
     Kernel,
     Val,
+    Var,
     kernel,
 )  # fmt: skip
-
-KINDS = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 def _cumsum(k: Kernel, kind: str) -> None:
@@ -26,9 +25,9 @@ def _cumsum(k: Kernel, kind: str) -> None:
     for r in k.share(m):
         total = k.var(0.0, F64)
         for c in k.loop(0, n):
-            value = number(k, kind, x + xs * r + c * KINDS[kind])
+            value = number(k, kind, x + xs * r + c * ELEMENT_BYTES[kind])
             total.value = total.value + k.cast("fpext", value, F64)
-            put(k, kind, y + ys * r + c * KINDS[kind], k.cast("fptrunc", total.value, F32))
+            put(k, kind, y + ys * r + c * ELEMENT_BYTES[kind], k.cast("fptrunc", total.value, F32))
 
 
 class _Row:
@@ -39,7 +38,7 @@ class _Row:
 
     def key(self, i: Val) -> Val:
         """What the order goes by: the greatest first."""
-        value = number(self.k, self.kind, self.x + i * KINDS[self.kind])
+        value = number(self.k, self.kind, self.x + i * ELEMENT_BYTES[self.kind])
         known = self.k.select(value.is_nan(), self.k.const(float("-inf"), F32), value)
         return self.k.select(self.k.arg("rising").ne(0), -known, known)
 
@@ -52,11 +51,9 @@ class _Row:
         self.k.store(self.y + place * 4, self.k.cast("trunc", index, I32))
 
     def before(self, a: Val, b: Val) -> Val:
-        """1 where index a comes before index b."""
-        k, first, second = self.k, self.key(a), self.key(b)
-        tie = k.select(a < b, k.const(1, I64), 0)
-        equal = k.select(first.eq(second), tie, 0)
-        return k.select(first > second, k.const(1, I64), equal)
+        """Whether index a comes before index b."""
+        first, second = self.key(a), self.key(b)
+        return (first > second) | (first.eq(second) & (a < b))
 
     def sift(self, root: Val, end: Val) -> None:
         """Let the index at `root` sink below those that come after it."""
@@ -68,9 +65,9 @@ class _Row:
             with k.when(child.value < end):
                 other = k.minimum(child.value + 1, end - 1)
                 later = self.before(self.at(child.value), self.at(other))
-                child.value = k.select(later.ne(0), other, child.value)
+                child.value = k.select(later, other, child.value)
                 mine, theirs = self.at(place.value), self.at(child.value)
-                with k.when(self.before(mine, theirs).ne(0)):
+                with k.when(self.before(mine, theirs)):
                     self.put(place.value, theirs)
                     self.put(child.value, mine)
                     place.value = child.value
@@ -103,14 +100,13 @@ def _top_k(k: Kernel, kind: str) -> None:
             held = k.minimum(c, most)
             worst = row.at(k.maximum(held - 1, 0))
             worst = k.select(held > 0, worst, 0)
-            wanted = k.select(held < most, k.const(1, I64), row.before(c, worst))
-            with k.when(wanted.ne(0)):
+            with k.when((held < most) | row.before(c, worst)):
                 place = k.var(k.minimum(held, most - 1))
 
-                def follows(place=place, row=row, c=c) -> Val:  # type: ignore[no-untyped-def]
+                def follows(place: Var = place, row: _Row = row, c: Val = c) -> Val:
                     above = row.at(k.maximum(place.value - 1, 0))
                     above = k.select(place.value > 0, above, 0)
-                    return k.select(place.value > 0, row.before(c, above), 0).ne(0)
+                    return (place.value > 0) & row.before(c, above)
 
                 with k.while_(follows):
                     row.put(place.value, row.at(place.value - 1))
@@ -127,5 +123,5 @@ def _register(kind: str) -> None:
         kernel(args, name=f"{name}_{kind}")(partial(build, kind=kind))
 
 
-for _kind in KINDS:
+for _kind in FLOATS:
     _register(_kind)

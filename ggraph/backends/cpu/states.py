@@ -5,15 +5,15 @@ sum, 0 .., out[vd]] in float32.
 """
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, F32X8, Kernel, Val, vec
+from ggraph.backends.cpu.simd import F32, F32X8, Count, Kernel, Val, vec
 
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
 SOFTENED = {8: 32, 16: 16}  # scores at once, by lanes: vectors take turns, of long chains each
 
 
-def state_bytes(hd: int) -> int:
+def state_bytes(vd: Count) -> Count:
     """Bytes of one head's state."""
-    return HEAD + 4 * hd
+    return vd * 4 + HEAD
 
 
 def biased(k: Kernel, scores: Val, biases: Val, length: Val) -> Val:
@@ -36,7 +36,12 @@ def _capped(k: Kernel, scores: Val, length: Val) -> None:
     cap = k.splat(k.arg("softcap"), 8)
     for i in k.loop(0, length, 8):
         at = scores + i * 4
-        k.store(at, cap * words.tanh(k, k.load(at, F32X8) / cap))
+        k.store(at, cap * _tanh(k, k.load(at, F32X8) / cap))
+
+
+def _tanh(k: Kernel, x: Val) -> Val:
+    """Within 2e-7; `maths.tanh` has more digits near 0, which scores do not need."""
+    return words.sigmoid(k, x * 2.0) * 2.0 - 1.0
 
 
 def exponentials(k: Kernel, scores: Val, length: Val, top: Val) -> Val:

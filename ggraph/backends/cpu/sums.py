@@ -10,6 +10,7 @@ from operator import add
 from typing import Protocol
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import lifted
 from ggraph.backends.cpu.dots import Dot
 from ggraph.backends.cpu.passes import floats
 from ggraph.backends.cpu.simd import Kernel, Num, Val
@@ -49,11 +50,6 @@ class Weights(Protocol):
         """Rows of the matrix."""
         ...
 
-    @property
-    def lifted(self) -> bool:
-        """Whether codes have `zero` added, as `blocks.lifted` says."""
-        ...
-
     def codes(self, group: int, part: int) -> Val:
         """Codes or values of columns 4 * group .. + 3 of a part, one vector of bytes."""
         ...
@@ -81,7 +77,7 @@ def _sums(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
 def _integer_sums(k: Kernel, block: Weights, rows: Sequence[Val], sub: int) -> list[Val]:
     """For each (part, row) the int32 sums of code products over one scale's columns."""
     layout, parts = block.layout, parts_of(k, block.outputs)
-    zero = layout.zero if block.lifted else 0
+    zero = layout.zero if lifted(k, layout) else 0
     first = [_sums(k, layout, x, sub) if zero else None for x in rows]
     dots = [[Dot(k, layout.bits, zero, f) for f in first] for _ in parts]
     per_sub = GROUPS // layout.subs

@@ -9,7 +9,7 @@ that see other slots, and few ones, are done one by one.
 Legend: as in `attention.py`; t queries of a tile, W lanes of a vector.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
@@ -30,7 +30,7 @@ from ggraph.backends.cpu.jobs import (
 )
 from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, Var, vec
-from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.slots import SPARE, address_table, shown_count, slot_at
 from ggraph.backends.cpu.states import (
     HEAD,
     biased,
@@ -47,8 +47,11 @@ from ggraph.backends.cpu.taking import Taking
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
 SEVERAL = 12  # queries from which on sharing keys costs less than doing rows alone
-AT_ONCE = {8: 3, 16: 4}  # queries whose sums registers hold, by lanes; divide QUERIES, at most FOUR
-FOUR = 4  # sums of a query at once, and vectors of a value's numbers
+AT_ONCE = {
+    8: 3,
+    16: 4,
+}  # queries whose sums registers hold, by lanes; they divide QUERIES
+WIDTH = 4  # sums of a query at once, and vectors of a value's numbers
 SCORED = {8: 3, 16: 6}  # queries whose scores are made at once, by lanes; they divide QUERIES
 VECTORS = 2  # of keys at once: fewer loads than multiply-adds
 PAIR = 2  # sums of a query and a vector of keys at once: four, of half the queries, load more
@@ -95,8 +98,8 @@ def whole_rows(k: Kernel, kind: str) -> None:
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
     scores = k.scratch(spare * CHUNK * 4)
     states, parts = (k.scratch(QUERIES * STATE) for _ in range(2))
-    keys = k.scratch(max(MAX_HEAD * VECTORS, CHUNK * FOUR) * lanes * 4)
-    part = k.scratch(AT_ONCE[lanes] * FOUR * lanes * 4)
+    keys = k.scratch(max(MAX_HEAD * VECTORS, CHUNK * WIDTH) * lanes * 4)
+    part = k.scratch(AT_ONCE[lanes] * WIDTH * lanes * 4)
     memory = addresses, lengths, factors, scores, states, keys, part, parts
     fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)
     most = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
@@ -134,7 +137,7 @@ def _alike(k: Kernel, row: Val, most: Val) -> Val:
 
 
 def _state(k: Kernel, tile: Tile, t: Val) -> Val:
-    return tile.states + t * (k.arg("vd") * 4 + HEAD)
+    return tile.states + t * state_bytes(k.arg("vd"))
 
 
 def _tile(k: Kernel, kind: str, room: Room, tile: Tile) -> None:
@@ -166,9 +169,9 @@ def _tile(k: Kernel, kind: str, room: Room, tile: Tile) -> None:
 def _agree(k: Kernel, tile: Tile, place: Place) -> Val:
     """Whether each row's chunk begins as the longest one does, as far as it goes."""
     differ = k.var(0, I32X8)
-    slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
+    slots = slot_at(k, place.row, place.start)
     for r in k.loop(tile.row, tile.row + tile.rows):
-        own, length = list_of(k, r) + (LIST_HEAD + place.start * 4), length_at(k, r, place.start)
+        own, length = slot_at(k, r, place.start), length_at(k, r, place.start)
         for i in k.loop(0, length, 8):
             here = words.tail_mask(k, length - i)
             odd = k.load(slots + i * 4, I32X8) ^ k.load(own + i * 4, I32X8)
@@ -178,7 +181,7 @@ def _agree(k: Kernel, tile: Tile, place: Place) -> Val:
 
 def _apart(k: Kernel, kind: str, room: Room, tile: Tile, start: Val) -> None:
     """A chunk of each row alone."""
-    nbytes, first = k.arg("vd") * 4 + HEAD, tile.head(k)
+    nbytes, first = state_bytes(k.arg("vd")), tile.head(k)
 
     def state(head: Val) -> Val:
         return tile.parts + (head - first) * nbytes
@@ -207,7 +210,7 @@ def _following(k: Kernel, tile: Tile, at: Place) -> Place:
 def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> None:
     """A chunk of all rows: scores, exponentials, weighted values."""
     keys, values, ks, kh, vs, vh = k.words("k v ks kh vs vh")
-    slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
+    slots = slot_at(k, place.row, place.start)
     address_table(k, room.keys, slots, keys + kh * tile.heads.begin, ks, place.length)
     address_table(k, room.values, slots, values + vh * tile.heads.begin, vs, place.length)
     wide = k.isa.lanes * VECTORS
@@ -224,7 +227,7 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
     _soften(k, tile, place)
     for t in k.loop(tile.count, tile.count + AT_ONCE[k.isa.lanes]):
         k.store(tile.lengths + t * 8, k.load(tile.lengths + (tile.count - 1) * 8, I64))
-    width = FOUR * k.isa.lanes
+    width = WIDTH * k.isa.lanes
     for d in k.loop(0, k.arg("vd"), width):
         dims = k.minimum(k.arg("vd") - d, width)
         for p in k.loop(0, place.length):
@@ -249,7 +252,7 @@ def _next_keys(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> No
     keys, ks, kh = k.words("k ks kh")
     begin = place.start + CHUNK
     count = k.maximum(k.minimum(shown_count(k, place.row) - begin, CHUNK), 0)
-    slots = list_of(k, place.row) + (LIST_HEAD + begin * 4)
+    slots = slot_at(k, place.row, begin)
     address_table(k, room.keys, slots, keys + kh * tile.heads.begin, ks, count)
     _ask_ahead(k, kind, room.keys, count)
 
@@ -280,21 +283,9 @@ def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
             else:
                 pairs = zip(at[:8], at[8:], strict=True)
                 found = [load_pair(k, kind, a, b, i) for a, b in pairs]
-            for j, column in enumerate(_turned(k, found)):
+            for j, column in enumerate(words.turned(k, found)):
                 k.store(out + (d + (i + j)) * wide, column)
             k.keep_order()
-
-
-def _turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
-    """Eight vectors with rows and columns exchanged, in each eight lanes."""
-    found, lanes = list(rows), rows[0].v.type.count
-    for gap in (1, 2, 4):
-        for i in (i for i in range(8) if not i & gap):
-            a, b = found[i], found[i + gap]
-            low = [x if not x & gap else lanes + x - gap for x in range(lanes)]
-            high = [x + gap if not x & gap else lanes + x for x in range(lanes)]
-            found[i], found[i + gap] = k.shuffle(a, b, low), k.shuffle(a, b, high)
-    return found
 
 
 def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
@@ -332,7 +323,7 @@ def _soften(k: Kernel, tile: Tile, place: Place) -> None:
     for t in k.loop(0, tile.count):
         row = tile.row + t // tile.of_row
         length = length_at(k, row, place.start)
-        biases = list_of(k, row) + (LIST_HEAD + place.start * 4) + (k.arg("n") + SPARE) * 4
+        biases = slot_at(k, row, place.start) + (k.arg("n") + SPARE) * 4
         k.store(tile.lengths + t * 8, length)
         k.store(tile.factors + t * 8, biased(k, tile.scores + t * (CHUNK * 4), biases, length))
     for t in k.loop(0, tile.count):
@@ -352,17 +343,17 @@ def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
     then each its own rest. Weights are held, of which there are no more than
     values: eight lanes have no register to spare, and a sum that is spilled waits for itself."""
     lanes = k.isa.lanes
-    together, t, width = AT_ONCE[lanes], vec(F32, lanes), FOUR * lanes * 4
+    together, t, width = AT_ONCE[lanes], vec(F32, lanes), WIDTH * lanes * 4
     lengths = [k.load(tile.lengths + (first + q) * 8, I64) for q in range(together)]
     common = lengths[0]
     for length in lengths[1:]:
         common = k.minimum(common, length)
     scores = tile.scores + first * (CHUNK * 4)
-    sums = [[k.var(0, t) for _ in range(FOUR)] for _ in range(together)]
+    sums = [[k.var(0, t) for _ in range(WIDTH)] for _ in range(together)]
     for p in k.loop(0, common):
         shares = (scores + q * (CHUNK * 4) + p * 4 for q in range(together))
         weights = [words.broadcast(k, s, lanes) for s in shares]
-        for n in range(FOUR):
+        for n in range(WIDTH):
             value = k.load(tile.keys + p * width + n * (lanes * 4), t)
             for own, weight in zip(sums, weights, strict=True):
                 own[n].value = words.fma(k, weight, value, own[n].value)

@@ -128,10 +128,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class FloatLayout:
-    """Plain numbers: `element` is "f32", "f16" or "bf16"."""
+    """Plain numbers of the type that is called as the layout."""
 
     name: str
-    element: str
     element_bytes: int
     tile: ClassVar[int] = 32  # more sums in flight hide the latency of fma
 
@@ -156,9 +155,7 @@ LAYOUTS: dict[DType, Packed] = {
     dt.IQ4_NL: Layout("n4t", (4,), zero=128, values=_raised(NL_VALUES, 128)),
     dt.IQ4_XS: Layout("n4tk", (4,), Scale.INTEGER, zero=128, values=_raised(NL_VALUES, 128)),
     dt.MXFP4: Layout("n4e", (4,), Scale.EXPONENT, zero=12, values=_raised(FP4_VALUES, 12)),
-    dt.F32: FloatLayout("f32", "f32", 4),
-    dt.F16: FloatLayout("f16", "f16", 2),
-    dt.BF16: FloatLayout("bf16", "bf16", 2),
+    **{t: FloatLayout(t.name, t.block_bytes) for t in (dt.F32, dt.F16, dt.BF16)},
 }
 
 

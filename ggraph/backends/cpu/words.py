@@ -1,25 +1,20 @@
-"""Vector words on top of `simd.py`: half floats, sums, exp, fields of bits.
+"""Vector words on top of `simd.py`: sums, exp, parts of vectors, fields of bits.
 
 Every word has one meaning on every processor. Legend: x8 is 8 lanes of float32 or int32, x32 is 32
 lanes of int8.
 """
 
 from collections.abc import Callable, Sequence
+from operator import add
 
 from llvmlite import ir
 
-from ggraph.backends.cpu.simd import (
-    F16,
-    F32,
-    I8,
-    I16,
-    I32,
-    Kernel,
-    Val,
-    vec,
-)  # fmt: skip
+from ggraph.backends.cpu.simd import F32, F64, I8, I16, I32, Kernel, Val, element, vec
 
-FOUR = 4  # vectors whose lanes are folded at once
+Fold = Callable[[Val, Val], Val]
+FLOAT_NAMES = {F32: "f32", F64: "f64"}  # as LLVM's functions end
+
+FOLDED = 4  # vectors whose lanes are folded at once
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cephes), first one exact
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
@@ -29,22 +24,24 @@ LOWEST = -3.4028234663852886e38  # of finite float32: what is taken from -inf le
 EXP_INFINITE = 89.0  # from here on exp surely is
 
 
+def of_floats(k: Kernel, name: str, *values: Val) -> Val:
+    """LLVM's own function `name` of floats, one or a vector of each."""
+    t = values[0].v.type
+    count = f"v{t.count}" if isinstance(t, ir.VectorType) else ""
+    return k.intrinsic(f"llvm.{name}.{count}{FLOAT_NAMES[element(t)]}", t, *values)
+
+
 def fma(k: Kernel, a: Val, b: Val, c: Val) -> Val:
     """a * b + c with one rounding."""
-    t = c.v.type
-    name = f"llvm.fma.v{t.count}f32" if isinstance(t, ir.VectorType) else "llvm.fma.f32"
-    return k.intrinsic(name, t, k.same(a, c), k.same(b, c), c)
+    return of_floats(k, "fma", k.same(a, c), k.same(b, c), c)
 
 
-def load_f16(k: Kernel, address: Val, lanes: int = 8) -> Val:
-    """Half floats as float32."""
-    return k.cast("fpext", k.load(address, vec(F16, lanes)), vec(F32, lanes))
-
-
-def load_bf16(k: Kernel, address: Val, lanes: int = 8) -> Val:
-    """bfloat16 numbers as float32: their bits are the upper half."""
-    wide = k.cast("zext", k.load(address, vec(I16, lanes)), vec(I32, lanes))
-    return k.cast("bitcast", wide << 16, vec(F32, lanes))
+def polynomial(k: Kernel, x: Val, terms: Sequence[float]) -> Val:
+    """terms[0] * x^n + .. + terms[n], with one rounding a term."""
+    total = k.const(terms[0], x.v.type)
+    for term in terms[1:]:
+        total = fma(k, total, x, k.const(term, x.v.type))
+    return total
 
 
 def floats_of(k: Kernel, codes: Val) -> Val:
@@ -68,42 +65,54 @@ def broadcast(k: Kernel, address: Val, lanes: int = 8) -> Val:
     return k.splat(k.load(address, F32), lanes)
 
 
+def _halved(k: Kernel, x: Val, left: int, fold: Fold) -> Val:
+    """The lanes of the second half folded into those of the first, until so many are left."""
+    while (lanes := x.v.type.count) > left:
+        x = fold(*(k.shuffle(x, x, range(i, i + lanes // 2)) for i in (0, lanes // 2)))
+    return x
+
+
+def across(k: Kernel, x: Val, fold: Fold) -> Val:
+    """All lanes folded into one; 8 always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
+    two = _halved(k, x, 2, fold)
+    return fold(k.lane(two, 0), k.lane(two, 1))
+
+
 def hsum(k: Kernel, x: Val) -> Val:
-    """Sum of 8 lanes, always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
-    four = k.shuffle(x, x, (0, 1, 2, 3)) + k.shuffle(x, x, (4, 5, 6, 7))
-    two = k.shuffle(four, four, (0, 1)) + k.shuffle(four, four, (2, 3))
-    return k.lane(two, 0) + k.lane(two, 1)
+    """Sum of all lanes, in that order."""
+    return across(k, x, add)
 
 
-def neighbours(k: Kernel, a: Val, b: Val, fold: Callable[[Val, Val], Val]) -> Val:
+def hmax(k: Kernel, x: Val) -> Val:
+    """Largest of all lanes."""
+    return across(k, x, k.maximum)
+
+
+def neighbours(k: Kernel, a: Val, b: Val, fold: Fold) -> Val:
     """Lanes folded with those beside them: the first two pairs of a, the first two of b, then the
     next, in a vector as wide as they."""
     lanes = a.v.type.count
-    even = [i + j for i in range(0, lanes, FOUR) for j in (0, 2, lanes, lanes + 2)]
+    even = [i + j for i in range(0, lanes, FOLDED) for j in (0, 2, lanes, lanes + 2)]
     return fold(k.shuffle(a, b, even), k.shuffle(a, b, [i + 1 for i in even]))
 
 
-def quartered(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+def quartered(k: Kernel, x: Sequence[Val], fold: Fold) -> Val:
     """Of each of four vectors every four lanes folded into one, as (0+1)+(2+3): of the first four
     lanes of all, then of the next, in a vector as wide as they."""
     return neighbours(k, neighbours(k, x[0], x[1], fold), neighbours(k, x[2], x[3], fold), fold)
 
 
-def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+def folded4(k: Kernel, x: Sequence[Val], fold: Fold) -> Val:
     """Of each of four vectors all lanes folded into one, as one x4 vector; of 8 lanes always as
     ((0+1)+(2+3)) + ((4+5)+(6+7))."""
-    both = quartered(k, x, fold)
-    while (lanes := both.v.type.count) > FOUR:
-        low, high = range(lanes // 2), range(lanes // 2, lanes)
-        both = fold(k.shuffle(both, both, low), k.shuffle(both, both, high))
-    return both
+    return _halved(k, quartered(k, x, fold), FOLDED, fold)
 
 
-def fours(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+def fours(k: Kernel, x: Sequence[Val], fold: Fold) -> Val:
     """Of each of four vectors of 8 or 16 lanes those that are the same modulo four folded into one,
     as one x16 vector."""
     lanes = each = x[0].v.type.count
-    while each > FOUR:
+    while each > FOLDED:
         low = [i for i in range(2 * lanes) if i % each < each // 2]
         high = [i + each // 2 for i in low]
         x = [
@@ -114,27 +123,27 @@ def fours(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
     return x[0] if len(x) == 1 else k.shuffle(x[0], x[1], range(2 * lanes))
 
 
-def hmax(k: Kernel, x: Val) -> Val:
-    """Largest of 8 lanes, or of a power of two times as many."""
-    while (lanes := x.v.type.count) > 8:
-        halves = range(lanes // 2), range(lanes // 2, lanes)
-        x = k.maximum(*(k.shuffle(x, x, half) for half in halves))
-    four = k.maximum(k.shuffle(x, x, (0, 1, 2, 3)), k.shuffle(x, x, (4, 5, 6, 7)))
-    two = k.maximum(k.shuffle(four, four, (0, 1)), k.shuffle(four, four, (2, 3)))
-    return k.maximum(k.lane(two, 0), k.lane(two, 1))
+def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
+    """Vectors, a power of two of them, with rows and columns exchanged in each so many lanes."""
+    found, lanes = list(rows), rows[0].v.type.count
+    for gap in (1 << i for i in range(len(rows).bit_length() - 1)):
+        for i in (i for i in range(len(rows)) if not i & gap):
+            a, b = found[i], found[i + gap]
+            low = [x if not x & gap else lanes + x - gap for x in range(lanes)]
+            high = [x + gap if not x & gap else lanes + x for x in range(lanes)]
+            found[i], found[i + gap] = k.shuffle(a, b, low), k.shuffle(a, b, high)
+    return found
+
+
+def size_bits(k: Kernel, x: Val) -> Val:
+    """|x| of float32, the sign bit cleared, as the bits: they have the order of the numbers, and of
+    what is no number the greatest."""
+    return k.cast("bitcast", x, vec(I32, x.v.type.count)) & 0x7FFFFFFF
 
 
 def absolute(k: Kernel, x: Val) -> Val:
-    """|x| of float32: the sign bit cleared."""
-    bits = k.cast("bitcast", x, vec(I32, x.v.type.count)) & 0x7FFFFFFF
-    return k.cast("bitcast", bits, x.v.type)
-
-
-def round_even(k: Kernel, x: Val) -> Val:
-    """Nearest integer, ties to even, as a float32."""
-    t = x.v.type
-    name = f"llvm.rint.v{t.count}f32" if isinstance(t, ir.VectorType) else "llvm.rint.f32"
-    return k.intrinsic(name, t, x)
+    """|x| of float32."""
+    return k.cast("bitcast", size_bits(k, x), x.v.type)
 
 
 def rounded(k: Kernel, x: Val) -> Val:
@@ -146,13 +155,10 @@ def rounded(k: Kernel, x: Val) -> Val:
 def _exp_parts(k: Kernel, inside: Val) -> tuple[Val, Val]:
     """p and n, a whole number, both f32, with e to the x = p * 2^n, for x that is cut."""
     t = inside.v.type
-    n = round_even(k, inside * LOG2_E)
+    n = of_floats(k, "rint", inside * LOG2_E)
     r = fma(k, n, k.const(-LN2_HIGH, t), inside)
     r = fma(k, n, k.const(-LN2_LOW, t), r)
-    p = k.const(EXP_TERMS[0], t)
-    for term in EXP_TERMS[1:]:
-        p = fma(k, p, r, k.const(term, t))
-    return fma(k, p, r * r, r) + 1.0, n
+    return fma(k, polynomial(k, r, EXP_TERMS), r * r, r) + 1.0, n
 
 
 def _power(k: Kernel, n: Val, t: ir.Type) -> Val:
@@ -202,6 +208,11 @@ def sigmoid(k: Kernel, x: Val) -> Val:
     return k.const(1.0, x.v.type) / (exp(k, -x) + 1.0)
 
 
+def within(k: Kernel, i: Val, count: Val) -> Val:
+    """Whether i is one of 0 .. count - 1; count is not negative."""
+    return Val(k, k.b.icmp_unsigned("<", i.v, count.v))
+
+
 def tail_mask(k: Kernel, left: Val, lanes: int = 8) -> Val:
     """Lanes 0 .. left - 1, as a condition."""
     return k.consts(range(lanes), I32) < k.cast("trunc", left, I32)
@@ -219,6 +230,21 @@ def store_tail(k: Kernel, address: Val, value: Val, left: Val) -> None:
     lanes = value.v.type.count
     name, mask = f"llvm.masked.store.v{lanes}f32.p0", tail_mask(k, left, lanes)
     k.intrinsic(name, ir.VoidType(), value, k.pointer(address), I32(1), mask)
+
+
+def load_some(k: Kernel, address: Val, left: Val | None, lanes: int = 8) -> Val:
+    """As `load_tail`, but all of them where no count is given."""
+    if left is None:
+        return k.load(address, vec(F32, lanes))
+    return load_tail(k, address, left, lanes)
+
+
+def store_some(k: Kernel, address: Val, value: Val, left: Val | None) -> None:
+    """As `store_tail`, but all of them where no count is given."""
+    if left is None:
+        k.store(address, value)
+    else:
+        store_tail(k, address, value, left)
 
 
 SIGN = -128  # the sign bit of int8: flipping it adds 128, as an unsigned number
@@ -272,8 +298,3 @@ def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
     word = "avx2.pshuf.b" if count == 32 else "avx512.pshuf.b.512"
     whole = k.consts(values * (count // 16), I8)
     return k.intrinsic("llvm.x86." + word, codes.v.type, whole, codes)
-
-
-def tanh(k: Kernel, x: Val) -> Val:
-    """Hyperbolic tangent, float32, within 2e-7."""
-    return sigmoid(k, x * 2.0) * 2.0 - 1.0
