@@ -15,12 +15,12 @@ import numpy as np
 
 from ggraph import dtype as dt
 from ggraph import env
-from ggraph.backends.cpu import attention, cache, elementwise, matmul, pack, quantise  # noqa: F401
-from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.pages import GUARD
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler
-from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
+from ggraph.backends.cpu.codegen.jit import host_jit
+from ggraph.backends.cpu.kernels import attention, cache, elementwise, matmul, pack, quantise  # noqa: F401
+from ggraph.backends.cpu.kernels.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
+from ggraph.backends.cpu.runtime.pages import GUARD
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler
 from ggraph.dtype import DType
 from ggraph.tensor import Array
 

@@ -48,7 +48,7 @@ CPU revision\t: 1
 
 """
 # QEMU keeps a record of every page that is promised: gigabytes for what is promised usually.
-PLUGIN = "from ggraph.backends.cpu import arrays\n\narrays.VAST = (1 << 28,)\n"
+PLUGIN = "from ggraph.backends.cpu.runtime import arrays\n\narrays.VAST = (1 << 28,)\n"
 
 
 def python(folder: Path) -> list[str]:

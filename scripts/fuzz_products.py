@@ -31,8 +31,8 @@ from cpu_calls import activations, call, call_with, packed_weight, raw_weight, v
 from guard_pages import guarded, is_untouched
 
 from ggraph import dtype as dt
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.tiles import LAYOUTS, Layout, layout_of
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS, Layout, layout_of
 from ggraph.dtype import DType
 from ggraph.tensor import Array
 

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
-from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.loops import Planned, plan_nests
-from ggraph.backends.cpu.nest import register
-from ggraph.backends.cpu.nest_form import names
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler, Flat, Range, Touched
+from ggraph.backends.cpu.codegen.jit import host_jit
+from ggraph.backends.cpu.kernels.nest import register
+from ggraph.backends.cpu.kernels.nest_form import names
+from ggraph.backends.cpu.lowering.loops import Planned, plan_nests
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler, Flat, Range, Touched
 
 KERNELS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,

@@ -29,7 +29,7 @@ import random_model
 from pages import table
 
 from ggraph import cache_dir
-from ggraph.backends.cpu.isa import host
+from ggraph.backends.cpu.codegen.isa import host
 from models.bench.cpu import CASES, Case, file_of, fitting, measure
 from models.bench.install import ORIGINS, built
 from models.bench.machine import machine

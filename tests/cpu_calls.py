@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from ggraph import dtype as dt
-from ggraph.backends.cpu import (  # noqa: F401
+from ggraph.backends.cpu.codegen.isa import Isa, host, limited
+from ggraph.backends.cpu.codegen.jit import Jit, host_jit
+from ggraph.backends.cpu.kernels import (  # noqa: F401
     attention,
     elementwise,
     matmul,
@@ -18,14 +20,12 @@ from ggraph.backends.cpu import (  # noqa: F401
     quantise,
     slots,
 )
-from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
-from ggraph.backends.cpu.isa import Isa, host, limited
-from ggraph.backends.cpu.jit import Jit, host_jit
-from ggraph.backends.cpu.nest import register
-from ggraph.backends.cpu.nest_form import Nest, Operand
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler
-from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
+from ggraph.backends.cpu.kernels import cache as cache_kernels  # noqa: F401
+from ggraph.backends.cpu.kernels.nest import register
+from ggraph.backends.cpu.kernels.nest_form import Nest, Operand
+from ggraph.backends.cpu.kernels.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler
 from ggraph.dtype import A8, DType
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ggraph.account import Account, accounts
-from ggraph.backends.cpu.pages import drop_map
+from ggraph.backends.cpu.runtime.pages import drop_map
 from ggraph.tensor import Kind
 from models.run.load import Loaded, load
 

@@ -15,9 +15,9 @@ from guard_pages import guarded
 from ggraph import ops
 from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import open as open_cpu
-from ggraph.backends.cpu.lower import LOWERINGS
-from ggraph.backends.cpu.program import Flat
-from ggraph.backends.cpu.simd import BARRIER
+from ggraph.backends.cpu.codegen.simd import BARRIER
+from ggraph.backends.cpu.lowering.lower import LOWERINGS
+from ggraph.backends.cpu.runtime.program import Flat
 from ggraph.backends.protocol import Memory
 from ggraph.dtype import F32, I32, I64, Q4_0
 from ggraph.execute import Executor

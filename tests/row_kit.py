@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ggraph import ops
-from ggraph.backends.cpu.tiles import LAYOUTS
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS
 from ggraph.backends.protocol import Backend
 from ggraph.dtype import F32, I32, DType
 from ggraph.formats.quantise import WRITABLE

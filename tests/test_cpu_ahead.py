@@ -10,12 +10,12 @@ from test_cpu_pages import resident
 
 from ggraph import Graph, Session, dtypes, input, open_backend, ops, weight
 from ggraph.backends.cpu import backend as backend_module
-from ggraph.backends.cpu.ahead import Ahead
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.packing import Packer
-from ggraph.backends.cpu.pages import HUGE, PAGE, Shelf
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.codegen.jit import host_jit
+from ggraph.backends.cpu.lowering.packing import Packer
+from ggraph.backends.cpu.runtime.ahead import Ahead
+from ggraph.backends.cpu.runtime.pages import HUGE, PAGE, Shelf
+from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.errors import PlanError
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.tensor import Array

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from ggraph.backends.cpu import isa, lower  # noqa: F401  (all kernels are there then)
-from ggraph.backends.cpu.compiler import assembly
-from ggraph.backends.cpu.isa import Isa, llvm
+from ggraph.backends.cpu.codegen import isa
+from ggraph.backends.cpu.codegen.compiler import assembly
+from ggraph.backends.cpu.codegen.isa import Isa, llvm
+from ggraph.backends.cpu.lowering import lower  # noqa: F401  (all kernels are there then)
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CALL = re.compile(r"^\tbl\t(\S+)", re.M)

@@ -12,8 +12,8 @@ from program_kit import cases, executor
 
 from ggraph import Graph, Session, input, ops, weight
 from ggraph.backends.cpu import open as open_cpu
-from ggraph.backends.cpu.arrays import Room, arrays_in, vast
-from ggraph.backends.cpu.numpy_step import numpy_need
+from ggraph.backends.cpu.lowering.numpy_step import numpy_need
+from ggraph.backends.cpu.runtime.arrays import Room, arrays_in, vast
 from ggraph.device import Need
 from ggraph.dtype import ALL, DType
 from ggraph.errors import BackendError, GraphError, InputError

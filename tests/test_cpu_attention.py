@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import Graph, Options, Session, input, open_backend, ops
-from ggraph.backends.cpu import attention, chunks
-from ggraph.backends.cpu.isa import host
-from ggraph.backends.cpu.jit import Jit, host_jit
-from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.simd import I32X8, I64, KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.slots import SPARE, list_bytes
+from ggraph.backends.cpu.codegen.isa import host
+from ggraph.backends.cpu.codegen.jit import Jit, host_jit
+from ggraph.backends.cpu.codegen.simd import I32X8, I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.kernels import attention, chunks
+from ggraph.backends.cpu.kernels.slots import SPARE, list_bytes
+from ggraph.backends.cpu.runtime.pages import LINE
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
 from ggraph.ops.evaluate import evaluate

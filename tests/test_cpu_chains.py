@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ggraph import Graph, Options, Session, input, open_backend, ops
 from ggraph.backends.cpu import cpu_spec
-from ggraph.backends.cpu.loops import plan_nests
+from ggraph.backends.cpu.lowering.loops import plan_nests
 from ggraph.errors import ShapeError
 from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import make_plan

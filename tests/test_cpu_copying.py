@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ggraph import Graph, Session, input, open_backend, ops, state
-from ggraph.backends.cpu.copying import SHARED, Copier
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.runtime.copying import SHARED, Copier
+from ggraph.backends.cpu.runtime.pool import Pool
 
 SIDE = 333  # a side of SIDE * 2 by SIDE floats is no multiple of a line, and larger than SHARED
 

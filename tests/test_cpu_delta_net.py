@@ -8,7 +8,7 @@ from cpu_calls import call
 from test_cpu_short_conv import behind_a_guard
 
 from ggraph import Graph, Session, input, open_backend, ops, state
-from ggraph.backends.cpu.carried import NETS
+from ggraph.backends.cpu.lowering.carried import NETS
 from ggraph.dtype import I32
 from ggraph.ops.recurrent import DELTA_NET, DELTA_NET_NEXT
 from ggraph.tensor import Array

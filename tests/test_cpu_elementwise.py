@@ -9,9 +9,9 @@ from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.backends.cpu.elementwise import UNITS
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.tiles import X_BLOCK
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.kernels.elementwise import UNITS
+from ggraph.backends.cpu.kernels.tiles import X_BLOCK
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
 

@@ -8,7 +8,7 @@ import pytest
 from oracles import ORACLES
 
 from ggraph import ops
-from ggraph.backends.cpu.lower import LOWERINGS
+from ggraph.backends.cpu.lowering.lower import LOWERINGS
 from ggraph.graph import Graph
 from ggraph.ops import examples
 from ggraph.ops.evaluate import decode, to_storage

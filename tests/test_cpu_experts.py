@@ -6,9 +6,9 @@ from cpu_calls import Array, activations, call, packed_weight, product, raw_weig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.backends.cpu import amx
-from ggraph.backends.cpu.matmul_id import BUCKETS
-from ggraph.backends.cpu.tiles import LAYOUTS, TILE, layout_of, packed_bytes
+from ggraph.backends.cpu.kernels import amx
+from ggraph.backends.cpu.kernels.matmul_id import BUCKETS
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS, TILE, layout_of, packed_bytes
 from ggraph.dtype import Q4_K, DType
 
 EXPERTS = 4

@@ -20,11 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cpu_experts import EXPERTS, chosen, one_behind_another
 
-from ggraph.backends.cpu import amx, gated, opened
-from ggraph.backends.cpu.elementwise import UNITS
-from ggraph.backends.cpu.isa import host
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.tiles import LAYOUTS, Layout, activation_bytes, layout_of, packed_bytes
+from ggraph.backends.cpu.codegen.isa import host
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.kernels import amx, gated, opened
+from ggraph.backends.cpu.kernels.elementwise import UNITS
+from ggraph.backends.cpu.kernels.tiles import (
+    LAYOUTS,
+    Layout,
+    activation_bytes,
+    layout_of,
+    packed_bytes,
+)
 from ggraph.dtype import Q4_K, Q5_0, Q6_K, Q8_0, DType
 from ggraph.ops.fused import FEW_ROWS
 

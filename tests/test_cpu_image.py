@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from ggraph import kept
-from ggraph.backends.cpu import isa, jit
-from ggraph.backends.cpu.compiler import compile_object
-from ggraph.backends.cpu.image import HEADER, Unlinkable, link, map_image
-from ggraph.backends.cpu.isa import Isa, detect, host
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler
-from ggraph.backends.cpu.simd import KERNELS
+from ggraph.backends.cpu.codegen import isa, jit
+from ggraph.backends.cpu.codegen.compiler import compile_object
+from ggraph.backends.cpu.codegen.image import HEADER, Unlinkable, link, map_image
+from ggraph.backends.cpu.codegen.isa import Isa, detect, host
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.codegen.simd import KERNELS
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler
 
 LINUX_X86 = host().is_x86 and sys.platform == "linux"
 only_elf = pytest.mark.skipif(not LINUX_X86, reason="images are made of x86-64 ELF objects")
 
 CHILD = """
 import json, sys
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.runtime.pool import Pool
 pool = Pool(2)
 pool.jit.address("matmul_n4m")
 print(json.dumps([pool.jit.compiled, "llvmlite.binding" in sys.modules]))
@@ -35,9 +35,9 @@ print(json.dumps([pool.jit.compiled, "llvmlite.binding" in sys.modules]))
 SCATTERED = """
 import ctypes
 from ggraph.backends.cpu import lower
-from ggraph.backends.cpu.compiler import Linker, compile_object
-from ggraph.backends.cpu.isa import Isa, host
-from ggraph.backends.cpu.simd import KERNELS
+from ggraph.backends.cpu.codegen.compiler import Linker, compile_object
+from ggraph.backends.cpu.codegen.isa import Isa, host
+from ggraph.backends.cpu.codegen.simd import KERNELS
 old = Isa(host().triple, "x86-64", "", "plain")
 names = "soft_max", "swiglu", "rms_norm"
 objects = {name: compile_object(KERNELS[name], old) for name in names}

@@ -21,11 +21,11 @@ from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import backend as cpu_room
 from ggraph.backends.cpu import open as open_cpu
 from ggraph.backends.cpu.backend import CpuProgram
-from ggraph.backends.cpu.footprints import RULES, rule_of
-from ggraph.backends.cpu.judge import Ground, judge
-from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.program import Assembler, Flat
-from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
+from ggraph.backends.cpu.codegen.simd import BARRIER, HEADER_WORDS, KERNELS
+from ggraph.backends.cpu.lowering.context import Lowering
+from ggraph.backends.cpu.lowering.footprints import RULES, rule_of
+from ggraph.backends.cpu.lowering.judge import Ground, judge
+from ggraph.backends.cpu.runtime.program import Assembler, Flat
 from ggraph.backends.protocol import Launch
 from ggraph.backends.sim import Machine, SimBackend, sim_spec
 from ggraph.device import Need

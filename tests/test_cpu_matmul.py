@@ -8,30 +8,23 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from cpu_calls import (
-    activations,
-    call,
-    call_with,
-    packed_weight,
-    product,
-    raw_weight,
-    variants,
-)
+from cpu_calls import activations, call, call_with, packed_weight, product, raw_weight, variants
 from guard_pages import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph import dtype as dt
-from ggraph.backends.cpu import amx, ceilings, matmul  # noqa: F401  (registers "stream_read")
-from ggraph.backends.cpu.blocks import NEAREST, ONCE, SECOND
-from ggraph.backends.cpu.compiler import assembly, build_ir
-from ggraph.backends.cpu.isa import Isa, dot_variant, host, limited
-from ggraph.backends.cpu.jit import Jit, host_jit
-from ggraph.backends.cpu.pages import GUARD
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.simd import KERNELS
-from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
+from ggraph.backends.cpu import ceilings  # noqa: F401  (registers "stream_read")
+from ggraph.backends.cpu.codegen.compiler import assembly, build_ir
+from ggraph.backends.cpu.codegen.isa import Isa, dot_variant, host, limited
+from ggraph.backends.cpu.codegen.jit import Jit, host_jit
+from ggraph.backends.cpu.codegen.simd import KERNELS
+from ggraph.backends.cpu.kernels import amx, matmul
+from ggraph.backends.cpu.kernels.blocks import NEAREST, ONCE, SECOND
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
+from ggraph.backends.cpu.runtime.pages import GUARD
+from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.dtype import A8, DType
 from ggraph.env import vector_limit
 from ggraph.errors import BackendError, InputError

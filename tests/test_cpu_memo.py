@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ggraph.backends.cpu.memo import Memo
+from ggraph.backends.cpu.codegen.memo import Memo
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ggraph import Graph, Options, Session, Tensor, input, open_backend, ops, weight
 from ggraph.backends.cpu import cpu_spec
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.loops import plan_nests
-from ggraph.backends.cpu.nest import register
-from ggraph.backends.cpu.nest_form import Nest, Operand
-from ggraph.backends.cpu.tiles import packed_bytes
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.kernels.nest import register
+from ggraph.backends.cpu.kernels.nest_form import Nest, Operand
+from ggraph.backends.cpu.kernels.tiles import packed_bytes
+from ggraph.backends.cpu.lowering.loops import plan_nests
 from ggraph.dtype import BY_NAME, F32, as_dtype
 from ggraph.errors import GraphError, InputError, PlaceError, ShapeError
 from ggraph.formats.checkpoint import storage_shape

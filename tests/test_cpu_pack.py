@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from cpu_calls import call, call_with, packed_weight, raw_weight, variants
 
-from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, packed_bytes
+from ggraph.backends.cpu.codegen.jit import Jit
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS, FloatLayout, packed_bytes
 from ggraph.dtype import DType
 
 QUANTISED = [d for d, layout in LAYOUTS.items() if not isinstance(layout, FloatLayout)]

@@ -9,18 +9,10 @@ import numpy as np
 import pytest
 
 from ggraph import weight
-from ggraph.backends.cpu import packing
-from ggraph.backends.cpu.packing import Packer
-from ggraph.backends.cpu.pages import (
-    HUGE,
-    LINE,
-    PAGE,
-    PIECE,
-    Shelf,
-    drop_map,
-    read_pages,
-)
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.lowering import packing
+from ggraph.backends.cpu.lowering.packing import Packer
+from ggraph.backends.cpu.runtime.pages import HUGE, LINE, PAGE, PIECE, Shelf, drop_map, read_pages
+from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Memory, Ref
 from ggraph.plan import Buffer

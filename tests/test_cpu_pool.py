@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import open_backend
-from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler, Flat, Touched, encode
-from ggraph.backends.cpu.simd import BARRIER
-from ggraph.backends.cpu.tempo import Tempo
+from ggraph.backends.cpu.codegen.jit import host_jit
+from ggraph.backends.cpu.codegen.simd import BARRIER
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler, Flat, Touched, encode
+from ggraph.backends.cpu.runtime.tempo import Tempo
 from ggraph.env import MOST_THREADS
 from ggraph.errors import BackendError, InputError
 
@@ -118,7 +118,7 @@ def test_threads_that_wake_slowly_are_neither_left_for_it_nor_kept_asleep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = SlowToWake(2)
-    monkeypatch.setattr("ggraph.backends.cpu.pool.time", pool)
+    monkeypatch.setattr("ggraph.backends.cpu.runtime.pool.time", pool)
     program, x = counting(3)
     for _ in range(400):
         pool.run(program)

@@ -8,8 +8,8 @@ import pytest
 from ggraph import Graph, Session, dtypes, input, open_backend, ops, weight
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.ceilings import launch_seconds, measure_ceilings
-from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import OpTime
+from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.formats.quants import quantize
 
 

@@ -6,27 +6,29 @@ from pathlib import Path
 import pytest
 
 import ggraph.backends.cpu as cpu
-from ggraph.backends.cpu import ceilings, lower, pool  # noqa: F401  (register kernels)
-from ggraph.backends.cpu.simd import KERNELS, Kernel, kernel
+from ggraph.backends.cpu import ceilings  # noqa: F401  (registers kernels)
+from ggraph.backends.cpu.codegen.simd import KERNELS, Kernel, kernel
+from ggraph.backends.cpu.lowering import lower  # noqa: F401  (registers kernels)
+from ggraph.backends.cpu.runtime import pool  # noqa: F401  (registers kernels)
 from ggraph.ops.glu import UNITS
 
 USERS = (
-    "ahead",
-    "arrays",
     "backend",
-    "carried",
     "ceilings",
-    "enlarge",
-    "lower",
-    "lowering",
-    "mixtures",
-    "native",
-    "nest",
-    "nest_form",
-    "packing",
-    "pool",
-    "products",
-    "solve",
+    "kernels/nest",
+    "kernels/nest_form",
+    "lowering/carried",
+    "lowering/context",
+    "lowering/images",
+    "lowering/lower",
+    "lowering/mixtures",
+    "lowering/native",
+    "lowering/packing",
+    "lowering/products",
+    "lowering/systems",
+    "runtime/ahead",
+    "runtime/arrays",
+    "runtime/pool",
 )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ggraph.backends.cpu import lower  # noqa: F401  (all kernels are there then)
-from ggraph.backends.cpu.compiler import assembly
-from ggraph.backends.cpu.isa import Isa, host
-from ggraph.backends.cpu.matmul import ABREAST, ABREAST_ROWS
+from ggraph.backends.cpu.codegen.compiler import assembly
+from ggraph.backends.cpu.codegen.isa import Isa, host
+from ggraph.backends.cpu.kernels.matmul import ABREAST, ABREAST_ROWS
+from ggraph.backends.cpu.lowering import lower  # noqa: F401  (all kernels are there then)
 
 BASIC = "+avx2,+fma,+f16c"
 WIDE = BASIC + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni"

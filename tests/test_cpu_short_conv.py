@@ -8,7 +8,7 @@ from cpu_calls import call
 from guard_pages import guarded
 
 from ggraph import Graph, Options, Session, input, open_backend, ops, state, weight
-from ggraph.backends.cpu.courses import MAX_ROWS
+from ggraph.backends.cpu.kernels.courses import MAX_ROWS
 from ggraph.dtype import I32
 from ggraph.tensor import Array
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from cpu_calls import pool
 
-from ggraph.backends.cpu.interpreter import atomic_load
-from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.program import Assembler, Flat, Touched
-from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.taking import TAKEN, taken
+from ggraph.backends.cpu.codegen.jit import host_jit
+from ggraph.backends.cpu.codegen.simd import I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.runtime.interpreter import atomic_load
+from ggraph.backends.cpu.runtime.program import Assembler, Flat, Touched
+from ggraph.backends.cpu.runtime.taking import TAKEN, taken
 
 PATIENCE = 1 << 33  # turns of waiting, some seconds: where nobody takes what is left, it ends
 

@@ -6,10 +6,17 @@ from hypothesis import strategies as st
 
 from ggraph import Graph, Session, input, open_backend, ops
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler
-from ggraph.backends.cpu.tempo import FIRST_TRY, MOST_ALONE, MOST_GAP, SURPRISES, Tempo, Usual
+from ggraph.backends.cpu.codegen.jit import host_jit
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler
+from ggraph.backends.cpu.runtime.tempo import (
+    FIRST_TRY,
+    MOST_ALONE,
+    MOST_GAP,
+    SURPRISES,
+    Tempo,
+    Usual,
+)
 from ggraph.dtype import F32
 
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from ggraph import dtypes
-from ggraph.backends.cpu import lower, together  # noqa: F401  (all kernels)
-from ggraph.backends.cpu.compiler import compile_object
-from ggraph.backends.cpu.isa import host
-from ggraph.backends.cpu.jit import SOURCE, WATCHERS, Jit
-from ggraph.backends.cpu.nest import register
-from ggraph.backends.cpu.nest_form import Nest, Operand
-from ggraph.backends.cpu.rehearsal import products
-from ggraph.backends.cpu.simd import KERNELS
+from ggraph.backends.cpu.codegen import together
+from ggraph.backends.cpu.codegen.compiler import compile_object
+from ggraph.backends.cpu.codegen.isa import host
+from ggraph.backends.cpu.codegen.jit import SOURCE, WATCHERS, Jit
+from ggraph.backends.cpu.codegen.simd import KERNELS
+from ggraph.backends.cpu.kernels.nest import register
+from ggraph.backends.cpu.kernels.nest_form import Nest, Operand
+from ggraph.backends.cpu.lowering import lower  # noqa: F401  (all kernels)
+from ggraph.backends.cpu.lowering.rehearsal import products
 from ggraph.formats.checkpoint import RawTensor
 
 ROOT = Path(__file__).parent.parent
@@ -136,7 +137,7 @@ def test_a_file_says_which_products_will_be_asked_for() -> None:
 def test_a_program_finds_its_kernels_compiled(tmp_path: Path) -> None:
     """None is compiled while the program is made: all were at once, before."""
     program = """
-from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.codegen.jit import Jit
 seen, compile = [], Jit._compile
 Jit._compile = lambda self, name: seen.append(name) or compile(self, name)
 import numpy as np

@@ -8,7 +8,7 @@ from cpu_calls import raw_weight
 
 from ggraph import Graph, Options, Session, input, open_backend, ops, state, weight
 from ggraph.backends.cpu import cpu_spec
-from ggraph.backends.cpu.needs import step_of
+from ggraph.backends.cpu.lowering.needs import step_of
 from ggraph.dtype import F16, I32, I64, Q8_0
 from ggraph.pipeline import make_plan
 from ggraph.tensor import Array, Kind, Tensor

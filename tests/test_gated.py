@@ -18,11 +18,11 @@ from ggraph import ops
 from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import backend as cpu_room
 from ggraph.backends.cpu import open as open_cpu
-from ggraph.backends.cpu.elementwise import UNITS as ON_CPU
-from ggraph.backends.cpu.judge import judge
-from ggraph.backends.cpu.program import Flat
-from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
-from ggraph.backends.cpu.tiles import LAYOUTS
+from ggraph.backends.cpu.codegen.simd import BARRIER, HEADER_WORDS, KERNELS
+from ggraph.backends.cpu.kernels.elementwise import UNITS as ON_CPU
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS
+from ggraph.backends.cpu.lowering.judge import judge
+from ggraph.backends.cpu.runtime.program import Flat
 from ggraph.backends.cuda import kernels, matmul
 from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Launch, Ref

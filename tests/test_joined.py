@@ -16,9 +16,9 @@ from ggraph import dtype as dt
 from ggraph import ops
 from ggraph.backends import open_backend
 from ggraph.backends.cpu import open as open_cpu
-from ggraph.backends.cpu.program import Flat
-from ggraph.backends.cpu.simd import BARRIER
-from ggraph.backends.cpu.tiles import LAYOUTS
+from ggraph.backends.cpu.codegen.simd import BARRIER
+from ggraph.backends.cpu.kernels.tiles import LAYOUTS
+from ggraph.backends.cpu.runtime.program import Flat
 from ggraph.backends.cuda import kernels
 from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Backend

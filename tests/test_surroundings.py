@@ -24,9 +24,9 @@ import pytest
 from small_model import small_model
 
 from ggraph import kept
-from ggraph.backends.cpu.image import HEADER
-from ggraph.backends.cpu.isa import host
-from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.codegen.image import HEADER
+from ggraph.backends.cpu.codegen.isa import host
+from ggraph.backends.cpu.codegen.jit import Jit
 
 ROOT = Path(__file__).parent.parent
 OTHER = 12345  # a user that is neither this one nor root
@@ -39,9 +39,9 @@ only_linux = pytest.mark.skipif(not LINUX_X86, reason="the planted code is for x
 
 CHILD = """
 import hashlib, numpy as np
-from ggraph.backends.cpu.jit import WATCHERS
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler
+from ggraph.backends.cpu.codegen.jit import WATCHERS
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler
 WATCHERS.append(lambda name: print("compiling", name, flush=True))
 x = np.linspace(-9, 9, 64, dtype=np.float32).reshape(2, 32)
 y, pool = np.zeros_like(x), Pool(2)

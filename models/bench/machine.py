@@ -12,7 +12,7 @@ import numpy as np
 
 import ggraph
 from ggraph import __version__
-from ggraph.backends.cpu.isa import host
+from ggraph.backends.cpu.codegen.isa import host
 from ggraph.env import vector_limit
 
 CHECKOUT = Path(ggraph.__file__).parent.parent

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from ggraph import GgraphError, InputError, __version__
-from ggraph.backends.cpu.jit import WATCHERS
+from ggraph.backends.cpu.codegen.jit import WATCHERS
 
 from ..door import open_arch_file
 from .common import COMPILING, complain, show_warnings

@@ -4,10 +4,10 @@ from functools import partial
 
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.backends.cpu.needs import held_bytes, rounds
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.lowering.needs import held_bytes, rounds
+from ggraph.backends.cpu.lowering.rehearsal import compiled, constant_bytes, needs
 from ggraph.backends.cpu.profile import Profile
-from ggraph.backends.cpu.rehearsal import compiled, constant_bytes, needs
+from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 

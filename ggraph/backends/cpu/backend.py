@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggraph.backends.cpu.copying import SHARED, Copier
-from ggraph.backends.cpu.isa import last_cache
-from ggraph.backends.cpu.judge import judge
-from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import is_weight
-from ggraph.backends.cpu.numpy_step import is_fixed, logical, numpy_step
-from ggraph.backends.cpu.packing import Form, Packer, form_of
-from ggraph.backends.cpu.pages import drop_map, file_map
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.codegen.isa import last_cache
+from ggraph.backends.cpu.lowering.context import Lowering
+from ggraph.backends.cpu.lowering.judge import judge
+from ggraph.backends.cpu.lowering.lower import lower
+from ggraph.backends.cpu.lowering.needs import is_weight
+from ggraph.backends.cpu.lowering.numpy_step import is_fixed, logical, numpy_step
+from ggraph.backends.cpu.lowering.packing import Form, Packer, form_of
+from ggraph.backends.cpu.lowering.rehearsal import kernels, products
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
-from ggraph.backends.cpu.rehearsal import kernels, products
+from ggraph.backends.cpu.runtime.copying import SHARED, Copier
+from ggraph.backends.cpu.runtime.pages import drop_map, file_map
+from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec

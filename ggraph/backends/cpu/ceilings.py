@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu import (
-    amx,
-    copying,  # noqa: F401  (registers "copy")
-)
-from ggraph.backends.cpu.blocks import prefetch
-from ggraph.backends.cpu.dots import Dot
-from ggraph.backends.cpu.isa import Isa
-from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.places import PLACES, ahead
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler, Flat
-from ggraph.backends.cpu.simd import F32X8, I8, I32, I32X8, Kernel, Val, kernel, vec
-from ggraph.backends.cpu.words import fma
+from ggraph.backends.cpu.codegen.isa import Isa
+from ggraph.backends.cpu.codegen.simd import F32X8, I8, I32, I32X8, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.codegen.words import fma
+from ggraph.backends.cpu.kernels import amx
+from ggraph.backends.cpu.kernels.blocks import prefetch
+from ggraph.backends.cpu.kernels.dots import Dot
+from ggraph.backends.cpu.kernels.places import PLACES, ahead
+from ggraph.backends.cpu.runtime import copying  # noqa: F401  (registers "copy")
+from ggraph.backends.cpu.runtime.pages import LINE
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Assembler, Flat
 from ggraph.tensor import Array
 
 STREAMS = 8  # independent sums; enough to hide the latency of a load or a multiply-add

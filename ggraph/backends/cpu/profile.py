@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from ggraph.backends.cpu.ceilings import Ceilings, launch_seconds, measure_ceilings
-from ggraph.backends.cpu.needs import PRODUCTS
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Flat
+from ggraph.backends.cpu.lowering.needs import PRODUCTS
+from ggraph.backends.cpu.runtime.pool import Pool
+from ggraph.backends.cpu.runtime.program import Flat
 from ggraph.backends.protocol import Launch
 from ggraph.tensor import Kind, Tensor
 

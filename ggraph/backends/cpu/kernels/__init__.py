@@ -1,0 +1,1 @@
+"""The kernels: what they compute, and how weights lie in memory for them."""

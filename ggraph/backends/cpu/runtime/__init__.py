@@ -1,0 +1,1 @@
+"""What runs programs: threads that replay them, their memory, and their tempo."""
