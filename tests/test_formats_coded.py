@@ -37,7 +37,8 @@ from ggraph.formats.coded import decoded
 from ggraph.formats.quants import dequantize
 from ggraph.formats.safetensors import read_safetensors
 from ggraph.tensor import Array
-from models.registry import open_model
+from models.lora import adapted
+from models.registry import Model, open_model
 from models.run.convert import model_to_gguf
 from models.run.load import open_session
 
@@ -57,8 +58,13 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 def logits(path: Path, ids: list[int]) -> Array:
     """Of every position, activations in float32."""
+    return logits_of(open_model(path), ids)
+
+
+def logits_of(model: Model, ids: list[int]) -> Array:
+    """The same of an opened model."""
     session = open_session(threads=1, exact=True)
-    runner = Runner(open_model(path), session, 64, cache_dtype=F32)
+    runner = Runner(model, session, 64, cache_dtype=F32)
     found: Array = runner.text(ids, every=True).logits.copy()
     session.close()
     return found
@@ -270,6 +276,7 @@ REFUSALS: list[tuple[str, Change, str]] = [
     ("ct_w4a16", group(group_size=0), "expected a count, or -1"),
     ("ct_w4a16", group(symmetric=False), "weight_zero_point' is missing"),
     ("ct_w4a16", other(".weight_shape", lambda x: x * 2), r"expected shape \[256, 64\]"),
+    ("ct_w4a16", group(actorder="group"), "weight_g_idx' is missing beside"),
     ("ct_w4a16_zeros", other(".weight_zero_point", lambda x: x[1:]), "expected shape"),
     ("awq", config_of(version="gemv"), "version is 'gemv': expected 'gemm'"),
     ("awq", config_of(bits=3), "bits is 3: expected 4"),
@@ -354,6 +361,30 @@ def test_integers_may_have_zeros_and_groups_in_any_order(tmp_path: Path) -> None
         assert np.array_equal(found["y.weight"].float32(), (four * by_group[:, places]))
         expected = (codes.astype(np.float32) - zero) * scale[:, :1]
         assert np.array_equal(found["x.weight"].float32(), expected)
+
+
+@pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny2/phi3"])
+def test_adapters_fit_folders_in_codes(name: str, tmp_path: Path) -> None:
+    """As people train them; Phi-3's matrices are several of ours each."""
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    coded, dense = {}, {}
+    for title, t in load_file(GOLDEN / name / "model.safetensors").items():
+        made, values = four_bits(title, t) if is_linear(title, t) else ({title: plain(t)}, None)
+        coded |= made
+        dense[title] = plain(t) if values is None else ("F32", values)
+    adapter = GOLDEN / "lora" / name.partition("/")[2]
+    ids = np.load(adapter / "expected.npz")["ids"].tolist()
+    told = {**config, "quantization_config": W4}
+    found = [
+        logits_of(adapted(open_model(hf), [(adapter / "whole", 1.0)]), ids)
+        for hf in (
+            write_stored(tmp_path / "coded", told, coded),
+            write_stored(tmp_path / "dense", config, dense),
+        )
+    ]
+    assert spread_error(found[0], found[1]) < TOLERANCE
+    bare = logits_of(open_model(tmp_path / "coded"), ids)
+    assert spread_error(found[0], bare) > 100 * TOLERANCE
 
 
 def test_groups_name_modules_before_classes(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ UNUSED = tuple(
     f".{what}_{kind}" for what in ("input", "output", "k", "v", "q")
     for kind in ("scale", "zero_point")
 )  # fmt: skip
+ORDERED = (True, "group", "dynamic")  # orders of columns in which groups do not stand in line
 KNOWN = "float of 8 bits, int of 4 or 8"
 
 
@@ -138,6 +139,8 @@ def _of_integers(name: str, parts: Mapping[str, RawTensor], scheme: Told) -> Raw
     zero = None
     if not scheme.get("symmetric", True):
         zero = _zero(part(name, parts, ZERO), bits, tile, n, k)
+    if scheme.get("actorder") in ORDERED:
+        part(name, parts, GROUP_OF)
     each = np.arange(n) // rows  # the scale's row of each row
     of = _groups_of(parts[GROUP_OF], k, scale.shape[1]) if GROUP_OF in parts else None
     zero = None if zero is None else zero[each]
