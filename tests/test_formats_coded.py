@@ -335,6 +335,25 @@ def test_metas_releases_are_channels_under_another_name(tmp_path: Path) -> None:
         open_checkpoint(write_stored(tmp_path / "hf", told, tensors))
 
 
+def test_auto_fp8_has_a_tensors_scale_under_another_name(tmp_path: Path) -> None:
+    """With those of activations and caches, which are passed over."""
+    config = json.loads((CODED / "fp8_tensor" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    names = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+    tensors = {}
+    for title, t in read_stored(CODED / "fp8_tensor" / "model.safetensors").items():
+        lead, _, last = title.rpartition(".")
+        tensors[f"{lead}.{names.get(last, last)}"] = t
+    for what in ("k_proj.output", "attn.k", "attn.v", "attn.kv"):
+        tensors[f"model.layers.0.self_attn.{what}_scale"] = "F32", np.ones((), np.float32)
+    hf = write_stored(tmp_path / "hf", config, tensors)
+    expected = np.load(CODED / "fp8_tensor" / "expected.npz")
+    assert spread_error(logits(hf, expected["ids"].tolist()), expected["logits"]) < ROUNDED
+    tensors[f"{DOWN}.weight_scale_inv"] = tensors[f"{DOWN}.weight_scale"]
+    with pytest.raises(FormatError, match=r"down_proj\.weight': two scales"):
+        open_checkpoint(write_stored(tmp_path / "hf", config, tensors))
+
+
 def test_integers_may_have_zeros_and_groups_in_any_order(tmp_path: Path) -> None:
     """Of 8 bits by channel; and columns that say which group is theirs, -1 where none does."""
     rng = np.random.default_rng(0)
