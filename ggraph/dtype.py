@@ -87,6 +87,15 @@ A8 = DType("a8", -1, 32, 48, None)
 in float32, and four sums of codes in 16 bits. The type lives between two ops of one plan and in no
 file."""
 
+E4M3 = DType("f8_e4m3", -1, 1, 1, "<u1")
+E5M2 = DType("f8_e5m2", -1, 1, 1, "<u1")
+E8M0 = DType("f8_e8m0", -1, 1, 1, "<u1")
+FP8 = (E4M3, E5M2)
+"""Numbers of 8 bits as folders store weights, and E8M0 scales, held as bit patterns. The names tell
+how many bits are an exponent's and a fraction's; E4M3 has no infinities, E8M0 no sign and no zero.
+No graph computes with them: see `formats.coded`. Source: the OCP's 8-bit Floating Point
+Specification 1.0 and Microscaling Formats 1.0."""
+
 ALL: tuple[DType, ...] = (
     F32, F16, BF16, F64, I8, I16, I32, I64,
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,

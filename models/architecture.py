@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, Tensor
+from ggraph import Array, Graph, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rope import MODES
 
@@ -227,5 +227,13 @@ def halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
 
 
 def changed(t: RawTensor, data: Any) -> RawTensor:
-    """The same tensor with other plain values."""
-    return replace(t, shape=tuple(data.shape), data=np.ascontiguousarray(data))
+    """The same tensor with other values; of a block type with other rows, of the same width."""
+    if t.dtype.is_block and data.shape[-1] != t.data.shape[-1]:
+        raise ValueError(f"{t.name!r}: columns of {t.dtype}{list(t.shape)} cannot be taken apart")
+    shape = (*data.shape[:-1], t.shape[-1]) if t.dtype.is_block else tuple(data.shape)
+    return replace(t, shape=shape, data=np.ascontiguousarray(data))
+
+
+def plain(t: RawTensor) -> RawTensor:
+    """The same tensor with values that can be put in any order: those of blocks in float32."""
+    return replace(t, dtype=dtypes.F32, data=t.float32()) if t.dtype.is_block else t

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.dtype import BF16, F32, DType
+from ggraph.dtype import BF16, E8M0, F32, FP8, DType
 from ggraph.formats.quants import dequantize
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ class RawTensor:
         """The values as a new float32 array of `shape`."""
         if not self.data.size:
             return np.zeros(self.shape, np.float32)
-        if self.dtype.is_block or self.dtype is BF16:
+        if self.dtype.is_block or self.dtype in (BF16, *FP8, E8M0):
             raw = np.ascontiguousarray(self.data).view(np.uint8)
             return dequantize(raw.reshape(*self.shape[:-1], -1), self.dtype).reshape(self.shape)
         return np.array(self.data, np.float32)

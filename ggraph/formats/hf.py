@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.coded import decoded
 from ggraph.formats.safetensors import json_object, read_safetensors
 from ggraph.lazy import lazy
 
@@ -14,7 +15,6 @@ else:
     torch_bin = lazy("ggraph.formats.torch_bin")
 
 MAX_JSON = 64 << 20
-QUANTISED = ("mxfp4",)  # by what may have made a folder's codes: gpt-oss's release
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -22,22 +22,11 @@ def read_folder(folder: Path) -> Checkpoint:
     if not (folder / "config.json").exists():
         raise FormatError(f"{folder}: no model of Hugging Face, for it holds no config.json")
     config = read_json(folder / "config.json")
-    _check_quantised(folder, config)
     architectures = config.get("architectures") or [config.get("model_type", "")]
     if not isinstance(architectures, list) or not architectures:
         raise FormatError(f"{folder / 'config.json'}: architectures is {shown(architectures)}")
-    return Checkpoint(str(folder), "hf", str(architectures[0]), config, read_weights(folder))
-
-
-def _check_quantised(folder: Path, config: dict[str, Any]) -> None:
-    """FormatError for weights in codes that only the library that made them knows."""
-    told = config.get("quantization_config")
-    method = told.get("quant_method") if isinstance(told, dict) else told
-    if method is not None and method not in QUANTISED:
-        raise FormatError(
-            f"{folder}: weights quantised by {shown(method)} are not read; known: "
-            f"{', '.join(QUANTISED)}. Take the folder of the unquantised model, or a GGUF file"
-        )
+    tensors = decoded(config, read_weights(folder), str(folder))
+    return Checkpoint(str(folder), "hf", str(architectures[0]), config, tensors)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,8 +13,11 @@ import numpy as np
 from ggraph.door import checked
 from ggraph.dtype import (
     BF16,
+    E5M2,
+    E8M0,
     F16,
     F32,
+    FP8,
     IQ4_NL,
     IQ4_XS,
     MXFP4,
@@ -53,6 +56,9 @@ def dequantize(raw: Array, dtype: DType) -> Array:
     if dtype is BF16:
         bits = np.ascontiguousarray(raw).view("<u2").astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)
+    if dtype in (*FP8, E8M0):
+        table: Array = _eights(dtype)
+        return table[np.ascontiguousarray(raw).view(np.uint8)]
     decode = _DECODERS.get(dtype)
     if decode is None:
         raise FormatError(f"{dtype} has no float values; known: {', '.join(map(repr, _DECODERS))}")
@@ -65,6 +71,19 @@ def dequantize(raw: Array, dtype: DType) -> Array:
         for i in range(0, len(blocks), CHUNK):
             out[i : i + CHUNK] = decode(blocks[i : i + CHUNK])
     return out.reshape(shape)
+
+
+def _eights(dtype: DType) -> Array:
+    """The numbers of each code of 8 bits, float32 [256]."""
+    codes = np.arange(256, dtype=np.uint32)
+    if dtype is E5M2:  # the upper half of a half
+        return (codes.astype("<u2") << 8).view("<f2").astype(np.float32)
+    if dtype is E8M0:
+        return np.where(codes == 255, np.nan, np.exp2(codes - 127.0)).astype(np.float32)
+    # E4M3 as a half: two bits of exponent more, so that its bias grows from 7 to 15.
+    halves = ((codes & 0x80) << 8 | (codes & 0x7F) << 7).astype("<u2").view("<f2")
+    values = halves.astype(np.float32) * np.float32(256)
+    return np.where((codes & 0x7F) == 0x7F, np.float32(np.nan), values)
 
 
 def _half(blocks: Array, at: int) -> Array:

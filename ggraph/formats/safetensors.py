@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.dtype import BF16, F16, F32, F64, I8, I16, I32, I64, DType
+from ggraph.dtype import BF16, E4M3, E5M2, E8M0, F16, F32, F64, I8, I16, I32, I64, DType
 from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import RawTensor
 
 TYPES: dict[str, DType] = {
     "F64": F64, "F32": F32, "F16": F16, "BF16": BF16,
     "I64": I64, "I32": I32, "I16": I16, "I8": I8, "BOOL": I8, "U8": I8,
+    "F8_E4M3": E4M3, "F8_E5M2": E5M2, "F8_E8M0": E8M0,
 }  # fmt: skip
 MAX_HEADER = 100 << 20
 

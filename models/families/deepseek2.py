@@ -17,7 +17,15 @@ from ggraph import Graph, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks, latent
-from ..architecture import SHARED_NAMES, SWIGLU, Architecture, Tensors, changed, pairing_neighbours
+from ..architecture import (
+    SHARED_NAMES,
+    SWIGLU,
+    Architecture,
+    Tensors,
+    changed,
+    pairing_neighbours,
+    plain,
+)
 from ..blocks import Step
 from ..config import SIGMOID, SOFT_MAX, DecoderConfig, Keys, yarn_magnitude
 from ..gguf_config import rope_from_gguf
@@ -131,9 +139,10 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
         if not name.endswith(".attn_kv_b.weight"):
             found[name] = t
             continue
+        t = plain(t)
         heads = t.data.reshape(c.num_attention_heads, -1, t.shape[1])
-        plain = c.head_dim - c.rope.n_rot
-        parts = {"attn_k_b": heads[:, :plain].swapaxes(1, 2), "attn_v_b": heads[:, plain:]}
+        still = c.head_dim - c.rope.n_rot
+        parts = {"attn_k_b": heads[:, :still].swapaxes(1, 2), "attn_v_b": heads[:, still:]}
         for role, data in parts.items():
             title = name.replace("attn_kv_b", role)
             found[title] = replace(changed(t, data), name=title)

@@ -17,7 +17,7 @@ from ggraph import Graph, Tensor
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks, mamba2
-from ..architecture import SWIGLU, Architecture, Tensors
+from ..architecture import SWIGLU, Architecture, Tensors, changed
 from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
 from ..hf_config import without_window
@@ -98,7 +98,7 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
         if both:
             parts = np.split(t.data, 2)
             found |= {
-                f"{lead}ffn_{part}{end}.weight": RawTensor(name, t.dtype, data.shape, data)
+                f"{lead}ffn_{part}{end}.weight": changed(t, data)
                 for part, data in zip(("gate", "up"), parts, strict=True)
             }
         else:

@@ -15,7 +15,7 @@ import numpy as np
 from ggraph import Array, Graph, ModelError, Tensor, ops
 
 from .. import blocks
-from ..architecture import SWIGLU, Architecture, Tensors, changed
+from ..architecture import SWIGLU, Architecture, Tensors, changed, plain
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import every, types_every
@@ -142,7 +142,9 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
         elif role in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a"):
             t = changed(t, _in_turn(t.data, c, d if role == "attn_gate" else 1))
         elif role == "ssm_out":
-            t = changed(t, _in_turn(t.data.T, c, d).T)
+            t = plain(t) if d % t.dtype.block else t  # else heads are whole blocks
+            wide = t.dtype.row_bytes(d) if t.dtype.is_block else d
+            t = changed(t, _in_turn(t.data.T, c, wide).T)
         found[name] = t
     return found
 
