@@ -56,15 +56,15 @@ from transformers (the version is in its config.json) in float32. What it shows:
 Folders may hold weights in codes, by `quantization_config`; any family may, and `convert` writes
 GGUF files of them. Each becomes the smallest type that loses no more than half precision does:
 
-| `quant_method` | what is read | held as |
+| by `quant_method` | what is read | held as |
 |---|---|---|
-| `fp8`, `fbgemm_fp8` | E4M3 or E5M2 with a scale a tile, row or tensor | F16 |
-| `compressed-tensors` | FP8 by tensor, channel, tile | F16 |
+| fp8, fbgemm_fp8 | E4M3 or E5M2 with a scale a tile, row or tensor | F16 |
+| compressed-tensors | FP8 by tensor, channel, tile | F16 |
 | | int8; packed int8 and int4 by channel or group | Q8_0; Q4_0, with zeros Q4_1 |
-| `awq` | gemm's layout | Q4_1 |
-| `gptq` | 4 and 8 bits, both versions of zeros; `desc_act` | Q4_0, Q4_1, Q8_0; F16 |
-| `bitsandbytes` | nf4 and fp4, scales in codes or not; int8 | F16; Q8_0 |
-| `mxfp4` | gpt-oss's | MXFP4 |
+| awq | gemm's layout | Q4_1 |
+| gptq | 4 and 8 bits, both versions of zeros; `desc_act` | Q4_0, Q4_1, Q8_0; F16 |
+| bitsandbytes | nf4 and fp4, scales in codes or not; int8 | F16; Q8_0 |
+| mxfp4 | gpt-oss's | MXFP4 |
 
 F16 stands for what has groups that are no multiples of 32 columns, too. Activations are not rounded
 as a folder says, and nothing else of `quantization_config` counts: a weight without codes is plain.

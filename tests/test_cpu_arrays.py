@@ -78,7 +78,8 @@ def test_weights_of_every_block_type_are_read_without_a_kernel(dtype: DType) -> 
 ENDS = """
 import gc
 import numpy as np
-from ggraph.backends.cpu import arrays, jit
+from ggraph.backends.cpu.codegen import jit
+from ggraph.backends.cpu.runtime import arrays
 
 room = arrays.vast()
 with arrays.arrays_in(room):

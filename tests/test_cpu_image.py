@@ -34,7 +34,7 @@ print(json.dumps([pool.jit.compiled, "llvmlite.binding" in sys.modules]))
 
 SCATTERED = """
 import ctypes
-from ggraph.backends.cpu import lower
+from ggraph.backends.cpu.lowering import lower
 from ggraph.backends.cpu.codegen.compiler import Linker, compile_object
 from ggraph.backends.cpu.codegen.isa import Isa, host
 from ggraph.backends.cpu.codegen.simd import KERNELS

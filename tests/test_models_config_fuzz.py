@@ -149,7 +149,7 @@ def test_a_damaged_config_is_built_or_refused_in_one_line(data: st.DataObject) -
         if kept is None:
             del tensors[name]
         else:
-            tensors[name] = np.ascontiguousarray(tensors[name][:kept])
+            tensors[name] = np.ascontiguousarray(np.atleast_1d(tensors[name])[:kept])
     with tempfile.TemporaryDirectory() as folder:
         try:
             graph = built(saved(Path(folder) / "m", config, tensors))
@@ -168,7 +168,7 @@ def test_a_damaged_assistant_is_built_or_refused_in_one_line(data: st.DataObject
             st.sampled_from(ODD)
         )
     name, kept = data.draw(st.sampled_from(sorted(tensors))), data.draw(st.sampled_from((0, 1, 32)))
-    tensors[name] = np.ascontiguousarray(tensors[name][:kept])
+    tensors[name] = np.ascontiguousarray(np.atleast_1d(tensors[name])[:kept])
     with tempfile.TemporaryDirectory() as folder:
         try:
             graph = open_head(saved(Path(folder) / "m", config, tensors), TARGET).build(DRAFT)

@@ -18,9 +18,7 @@ from ggraph.formats.coded.fp8 import fp8
 from ggraph.formats.coded.packed import awq, gptq
 from ggraph.formats.coded.weight import Family, Told, unscaled
 
-AS_STORED = (
-    "mxfp4",
-)  # gpt-oss's release: blocks of a type of ours, which its family puts together
+AS_STORED = ("mxfp4",)  # gpt-oss's release: blocks of our type, which its family puts together
 FAMILIES: dict[str, Callable[[Told], Family]] = {
     "fp8": fp8, "fbgemm_fp8": fp8, "compressed-tensors": compressed, "awq": awq, "gptq": gptq,
     "bitsandbytes": bits_and_bytes,
