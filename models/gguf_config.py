@@ -261,11 +261,11 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
         **{f"{a}.{key}": value for key, value in _rope_keys(rope).items()},
         **{f"{a}.{key}": value for key, value in _window_keys(c).items()},
     }
-    whole = not c.num_experts or c.n_group < 2  # llama.cpp ends where groups have no experts
+    if not c.num_experts or c.n_group < 2:  # llama.cpp ends where groups have no experts
+        c = replace(c, n_group=0, topk_group=0)
     for s in SCALARS:
         value = getattr(c, s.name)
-        untold = DecoderConfig.__dataclass_fields__[s.name].default
-        if value != untold and not (whole and s.name in ("n_group", "topk_group")):
+        if value != DecoderConfig.__dataclass_fields__[s.name].default:
             keys[f"{a}.{s.gguf}"] = value
     if not c.norm_topk_prob:
         keys[f"{a}.expert_weights_norm"] = False

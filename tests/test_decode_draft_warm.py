@@ -56,7 +56,11 @@ def plans_amid(
 # A part of all: every value of one meets every value of each other.
 KINDS, COUNTS = ("chain", "drawn", "tree"), (2, 40, 300)
 HALF = [(u, w, (w is None) == u) for u in (False, True) for w in (None, 64)]
-PART = [(KINDS[k], *half, COUNTS[(k + i) % 3]) for k in range(3) for i, half in enumerate(HALF)]
+PART = [
+    (kind, *half, COUNTS[(k + i) % 3])
+    for k, kind in enumerate(KINDS)
+    for i, half in enumerate(HALF)
+]
 
 
 @pytest.mark.parametrize(("kind", "unrolls", "window", "early", "count"), PART)

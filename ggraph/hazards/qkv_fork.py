@@ -1,8 +1,9 @@
-"""The fork of Q, K and V at a model's own widths, and the check that upstream makes of it.
+"""The fork of Q, K and V at a model's own widths.
 
 Upstream (llama.cpp #16991) interleaves the three branches behind `attn_norm`, lays out memory for
 that list, runs each branch on a stream of its own and then compares what the branches *write*.
-Hazard 03 shows the shape in miniature; here are the widths of a Qwen3 layer, to be counted.
+Hazard 03 shows the shape in miniature; here are the widths of a Qwen3 layer, and
+`tests/test_hazards_fork.py` counts what that comparison overlooks.
 
 Legend: T token rows, E width of the layer, H query heads, K key-value heads, D = 128 head size,
 C cache rows. All activations are float32.
@@ -11,7 +12,7 @@ C cache rows. All activations are float32.
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import combinations, zip_longest
+from itertools import zip_longest
 
 from ggraph import ops
 from ggraph.alloc import allocate
@@ -21,10 +22,9 @@ from ggraph.graph import Graph
 from ggraph.hazards.corpus import listed
 from ggraph.order import order
 from ggraph.place import place
-from ggraph.plan import Do, MemoryMap, Plan, Schedule
+from ggraph.plan import Do, Plan, Schedule
 from ggraph.split import split
 from ggraph.tensor import Tensor, input, state, weight
-from ggraph.verify import Race, races
 
 D, C = 128, 256
 DEVICE = "sim0"
@@ -132,34 +132,6 @@ def _stored(name: str, rows: Tensor, index: Tensor) -> Tensor:
     wide = rows.reshape(rows.shape[0], -1) if len(rows.shape) == 3 else rows
     cache = state(f"cache_{name}", (C, wide.shape[-1]), F16)
     return ops.set_rows(cache, wide, index, name=f"{name}_store")
-
-
-def write_write_faults(fork: Fork, memory: MemoryMap) -> list[tuple[str, str]]:
-    """What upstream's validation of a fork/join region finds: nodes of two branches that write the
-    same bytes. Reads are not looked at, and what meets the join's bytes is let off."""
-
-    def meet(a: str, b: str) -> bool:
-        one, two = memory.regions[a], memory.regions[b]
-        apart = one.offset + one.nbytes <= two.offset or two.offset + two.nbytes <= one.offset
-        return one.buffer == two.buffer and not apart
-
-    pairs = [
-        (a, b)
-        for left, right in combinations(fork.branches.values(), 2)
-        for a in left
-        for b in right
-    ]
-    return [(a, b) for a, b in pairs if meet(a, b) and not (meet(a, "attn") or meet(b, "attn"))]
-
-
-def device_bytes(plan: Plan) -> int:
-    """Arena bytes on the device, the host's staging buffers left out."""
-    return plan.memory.buffers[f"arena@{DEVICE}"].nbytes
-
-
-def read_write_races(plan: Plan) -> list[Race]:
-    """The races of a plan in which one side reads and the other writes."""
-    return [r for r in races(plan) if sum(r.writes) == 1]
 
 
 # Counted with the real allocator (CPU buffers, llama.cpp d99724f2): read/write overlaps.
