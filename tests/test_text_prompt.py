@@ -150,15 +150,20 @@ def test_a_text_is_kept_to_the_byte(vocabularies: dict[str, Tokenizer], text: st
 
 
 @given(anything)
+@example("s>")  # of which one template's letters make "<s>", which they do not mean
 def test_ordinary_prompts_are_encoded_as_ever(
     vocabularies: dict[str, Tokenizer], text: str
 ) -> None:
+    """Where the text and the letters around it make no marker, what is sewn changes nothing."""
     for t in vocabularies.values():
         for source in TEMPLATES.values():
             t = with_template(t, source)
-            say = [{"role": "user", "content": text}]
-            rendered = ChatTemplate.of(t).render(say)
-            assert prompt_ids(t, say) == t.encode(rendered, special=True, bos=False)
+            plain = [
+                t.encode(ChatTemplate.of(t).render(say), special=True, bos=False)
+                for say in ([{"role": "user", "content": c}] for c in (text, "x"))
+            ]
+            if control(t, plain[0]) == control(t, plain[1]):
+                assert prompt_ids(t, [{"role": "user", "content": text}]) == plain[0]
 
 
 def test_prompts_of_the_small_model_are_encoded_as_ever() -> None:
