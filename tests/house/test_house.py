@@ -140,6 +140,11 @@ def test_scripts_that_are_named_exist() -> None:
     assert not gone
 
 
+def test_every_script_is_listed_once() -> None:
+    listed = re.findall(r"`(\w+\.py)`", (ROOT / "scripts" / "README.md").read_text())
+    assert sorted(listed) == sorted(p.name for p in (ROOT / "scripts").glob("*.py"))
+
+
 def test_the_log_is_dated_and_narrow() -> None:
     named = re.compile(r"20\d\d-\d\d-\d\d-[a-z0-9-]+\.md|README\.md")
     entries = sorted(LOG.iterdir())
