@@ -192,6 +192,12 @@ class _Record:
 _record = cache(_Record)
 
 
+@cache
+def _is_asked(kind: Any) -> bool:
+    """Whether a class of records, but for one with a `__post_init__`, which asks for itself."""
+    return is_dataclass(kind) and not hasattr(kind, "__post_init__")
+
+
 def unfit(value: Any) -> Unfit | None:
     """What in a record, or in a record that it holds, is not of the kind that its class says."""
     return _record(value.__class__).unfit(value, set())
@@ -214,8 +220,7 @@ def _passes(check: Check, value: object) -> bool:
 
 def _walk(annotation: Any, within: type) -> Walk | None:
     """How to walk what such a field holds; None where its type says all. A record `within` one of
-    its own class, such as a tensor's source, is not walked: it is listed elsewhere as well. Nor is
-    one of a class with a `__post_init__`, which asked for itself."""
+    its own class is not walked: it is listed elsewhere as well."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is UnionType:
         parts = [(_check(a, {})[1], _walk(a, within)) for a in inner]
@@ -226,9 +231,8 @@ def _walk(annotation: Any, within: type) -> Walk | None:
         return _table(_entry(inner[0], within), _entry(inner[1], within))
     if origin is np.ndarray:
         return lambda held, seen: None if _passes(_numbers, held) else ("", held, "numbers")
-    if is_dataclass(annotation) and annotation is not within:
-        own = not hasattr(annotation, "__post_init__")
-        return (lambda held, seen: _record(held.__class__).unfit(held, seen)) if own else None
+    if _is_asked(annotation) and annotation is not within:
+        return lambda held, seen: _record(held.__class__).unfit(held, seen)
     return None
 
 
@@ -317,7 +321,7 @@ def checked(
         except (TypeError, ValueError, OverflowError):
             raise error(f"{called}: {name}={shown(value)}: expected {expected}") from None
         for record in value if isinstance(value, tuple) else (value,):
-            if is_walked and is_dataclass(record) and (found := unfit(record)):
+            if is_walked and _is_asked(record.__class__) and (found := unfit(record)):
                 where, got, wanted = found
                 raise error(f"{called}: {name}{where}={shown(got)}: expected {wanted}")
         return value

@@ -6,7 +6,7 @@ particular op: `ggraph.ops` registers its records here, so that operators on ten
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -20,15 +20,15 @@ from ggraph.door import fit
 from ggraph.dtype import F32, DType, as_dtype
 from ggraph.errors import GraphError, ShapeError, shown
 from ggraph.face import Face, scoped
+from ggraph.strides import contiguous, runs
 
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
 Array = np.ndarray[Any, Any]
+NO_ATTRS: Attrs = MappingProxyType({})
 __all__ = ["Arg", "Array", "Cost", "Example", "Kind", "Meta", "OpSpec", "Tensor", "input", "state",
            "weight"]  # fmt: skip
 DTypeLike = DType | str | type[np.generic]
-
-MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
 
 
 def frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
@@ -173,10 +173,14 @@ class Tensor(Face):
     strides: tuple[int, ...]
     spec: OpSpec | None = None
     sources: tuple["Tensor", ...] = ()
-    attrs: Attrs = field(default_factory=lambda: MappingProxyType({}))
+    attrs: Attrs = field(default_factory=lambda: NO_ATTRS)
     view_src: "Tensor | None" = None
     offset: int = 0
     is_output: bool = False
+
+    def __post_init__(self) -> None:
+        """Asked once here, and not at the doors behind which it is used."""
+        fit(self, GraphError)
 
     @property
     def op(self) -> str:
@@ -255,8 +259,10 @@ class Tensor(Face):
             raise ShapeError(f"{self!r}: limit={shown(limit)}: expected a whole number")
         if self.size == 0:
             return ()
-        runs = None if self.is_contiguous else _runs(self, limit)
-        return runs if runs is not None else ((self.offset, self.offset + self.nbytes),)
+        whole, found = ((self.offset, self.offset + self.nbytes),), None
+        if not self.is_contiguous:
+            found = runs(self.shape, self.strides, self.dtype, self.offset, limit)
+        return whole if found is None else found
 
     def named(self, name: str) -> "Tensor":
         """The same tensor under another name; go on with the result, not with the original."""
@@ -271,6 +277,9 @@ class Tensor(Face):
         return line(self)
 
 
+_FIELDS = tuple(f.name for f in fields(Tensor))
+
+
 def altered(t: Tensor, **fields: Any) -> Tensor:
     """`t` under another name or of other sources; what is known of its bytes is kept."""
     made = object.__new__(Tensor)
@@ -279,48 +288,11 @@ def altered(t: Tensor, **fields: Any) -> Tensor:
     return made
 
 
-def contiguous(shape: Sequence[int], dtype: DType) -> tuple[int, ...]:
-    """Row-major strides in bytes; the last is one element or one block."""
-    if not shape:
-        return ()
-    if any(n < 0 for n in shape):
-        raise ShapeError(f"negative size in shape {tuple(shape)}")
-    strides, step = [dtype.block_bytes], dtype.row_bytes(shape[-1])
-    for n in reversed(shape[:-1]):
-        strides.append(step)
-        step *= n
-    if step > MAX_BYTES:
-        raise ShapeError(f"{dtype}{list(shape)} needs more than {MAX_BYTES} bytes")
-    return tuple(reversed(strides))
-
-
-def _runs(t: Tensor, limit: int) -> tuple[tuple[int, int], ...] | None:
-    """Exact runs of a strided tensor, or None when there are more than `limit`."""
-    shape = (*t.shape[:-1], t.shape[-1] // t.dtype.block) if t.shape else ()
-    axes = sorted((s, n) for n, s in zip(shape, t.strides, strict=True) if n > 1)
-    length = t.dtype.block_bytes
-    rest: list[tuple[int, int]] = []
-    for stride, n in axes:
-        if stride <= length:  # and so were all that are smaller
-            length += stride * (n - 1)
-        else:
-            rest.append((stride, n))
-    if prod(n for _, n in rest) > limit:
-        return None
-    starts = [t.offset]
-    for stride, n in rest:
-        starts = [s + i * stride for s in starts for i in range(n)]
-    return _merge(sorted((s, s + length) for s in starts))
-
-
-def _merge(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    out = [runs[0]]
-    for start, stop in runs[1:]:
-        if start <= out[-1][1]:
-            out[-1] = (out[-1][0], stop)  # all are of one length
-        else:
-            out.append((start, stop))
-    return tuple(out)
+def _sound(*values: object) -> Tensor:
+    """A tensor of fields that need not be asked, in order; those left out are as declared."""
+    made = object.__new__(Tensor)
+    vars(made).update(zip(_FIELDS, values, strict=False))
+    return made
 
 
 def line(t: Tensor) -> str:
@@ -339,7 +311,8 @@ def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DTypeLike) -> Tenso
     if not isinstance(name, str) or not name:
         raise GraphError(f"{kind.value}: expected a name, got {shown(name)}")
     sizes, known = sizes_of(name, shape), as_dtype(dtype)
-    return Tensor(scoped(name), sizes, known, kind, contiguous(sizes, known))
+    strides = contiguous(sizes, known)
+    return _sound(scoped(name), sizes, known, kind, strides, None, (), NO_ATTRS)
 
 
 def sizes_of(name: str, shape: object) -> tuple[int, ...]:
@@ -376,7 +349,7 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
     viewed = None if spec.view_of is None else sources[spec.view_of]
     window = (None, 0) if viewed is None else (viewed.root, viewed.offset + meta.offset)
     given = MappingProxyType(dict(attrs))
-    made = Tensor(
+    made = _sound(
         scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given, *window
     )
     check_overwrite(made)

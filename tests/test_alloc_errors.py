@@ -10,7 +10,7 @@ from ggraph.alloc import allocate, lower_bounds
 from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Schedule, Value
-from ggraph.tensor import MAX_BYTES
+from ggraph.strides import MAX_BYTES
 
 SIM = DeviceSpec("d", "sim", alignment=32)
 X, Y = Value("x", "d", 64), Value("y", "d", 100)

@@ -17,7 +17,8 @@ from ggraph.ops.evaluate import evaluate
 from ggraph.ops.recurrent import ssm_conv, ssm_conv_next
 from ggraph.ops.rows import set_rows
 from ggraph.ops.shape import narrow, permute, view
-from ggraph.tensor import Kind, Tensor, contiguous, input, leaf, state, weight
+from ggraph.strides import contiguous
+from ggraph.tensor import Kind, Tensor, input, leaf, state, weight
 
 
 def test_operators_build_ops_and_a_graph_names_them() -> None:

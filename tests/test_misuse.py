@@ -43,6 +43,9 @@ from ggraph import (
     weight,
 )
 from ggraph.backends import sim
+from ggraph.decode.draft.eagle import TreeShape
+from ggraph.decode.draft.lookup import PromptLookup
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.engine import Engine
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner, drawing, move_graph, picking, spreading
@@ -260,6 +263,9 @@ def decoding() -> Calls:
         "Sampler.ahead": (sampler.ahead, {"places": [1]}),
         "Sampler.accept": (sampler.accept, {"token": 1}),
         "Sampler.accept_all": (sampler.accept_all, {"tokens": [1]}),
+        "TreeShape": (TreeShape, fields_of(TreeShape())),
+        "Draft": (Draft, fields_of(Draft((1, 2), (-1, 0), chances=(0.5, 0.5)))),
+        "PromptLookup": (lambda **k: PromptLookup(**k), {"most": 4, "least": 2, "name": "lookup"}),
         "StepShape": (
             lambda **k: runner.plan(StepShape(**k)), fields_of(runner.shape(1, 1, 1))
         ),

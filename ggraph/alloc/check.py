@@ -6,7 +6,7 @@ from ggraph.alloc.dyn import check_alignment
 from ggraph.device import HOST
 from ggraph.errors import AllocError
 from ggraph.plan import HOST_STEPS, Access, Command, Schedule, Value
-from ggraph.tensor import MAX_BYTES
+from ggraph.strides import MAX_BYTES
 
 HOST_ALIGNMENT = 64  # bytes; a cache line
 

@@ -13,18 +13,8 @@ import numpy as np
 
 from ggraph.dtype import F16, I32, Q8_0, DType
 from ggraph.ops.rules import expect, free, integers, rank, rule
-from ggraph.tensor import (
-    Arg,
-    Array,
-    Attrs,
-    Example,
-    Meta,
-    OpSpec,
-    Tensor,
-    apply,
-    contiguous,
-    register,
-)
+from ggraph.strides import contiguous
+from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
 
 
 def _view(

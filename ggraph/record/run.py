@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from ggraph.door import fit
 from ggraph.env import child_environment, put
 from ggraph.errors import InputError
 from ggraph.record.judge import Verdict, judge, missing
@@ -34,6 +35,7 @@ class Stage:
     traps: bool = True  # protect pinned memory while it is in flight
 
     def __post_init__(self) -> None:
+        fit(self)
         if not 1 <= self.devices <= MOST_DEVICES:
             raise InputError(f"{self.devices} devices: 1 to {MOST_DEVICES} can be played")
         if self.contract not in CONTRACTS:

@@ -21,7 +21,8 @@ from ggraph.backends.cuda.lowering import Lowering, Rule, codes_of, number, offe
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
 from ggraph.dtype import BF16, F16, I32, I64, DType
-from ggraph.tensor import Tensor, contiguous
+from ggraph.strides import contiguous
+from ggraph.tensor import Tensor
 
 UNARY = (
     "identity", "neg", "abs", "sgn", "step", "sqr", "sqrt", "exp", "expm1", "log", "sin", "cos",

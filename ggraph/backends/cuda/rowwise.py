@@ -30,7 +30,8 @@ from ggraph.backends.cuda.lowering import (
 )
 from ggraph.backends.protocol import Launch
 from ggraph.dtype import F32, I32, I64, Q8_0
-from ggraph.tensor import Tensor, contiguous
+from ggraph.strides import contiguous
+from ggraph.tensor import Tensor
 
 HELD, MANY = 2, 4  # as in src/norm.cu and src/rows.cu
 

@@ -29,6 +29,7 @@ from ggraph.decode.draft.runner import Brings, DraftRunner
 from ggraph.decode.draft.tree import ROOT, Draft, Guess
 from ggraph.decode.rows import ROW_BUCKETS, Rows
 from ggraph.decode.sampler import SamplerConfig
+from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -45,6 +46,7 @@ class TreeShape:
     top_k: int = 4
 
     def __post_init__(self) -> None:
+        fit(self)
         scored = self.top_k + self.depth * self.top_k**2
         if self.top_k < 1 or self.depth < 0:
             raise InputError(

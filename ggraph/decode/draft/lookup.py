@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -32,6 +33,7 @@ class PromptLookup:
     _after: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        fit(self)
         if not 1 <= self.least <= self.most:
             raise InputError(f"lookup: n-grams from {self.least} to {self.most}")
 

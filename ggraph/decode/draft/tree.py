@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -50,6 +51,7 @@ class Draft:
     chances: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
+        fit(self)
         if len(self.tokens) != len(self.parents):
             raise InputError(f"draft: {len(self.tokens)} tokens, {len(self.parents)} parents")
         if self.chances and len(self.chances) != len(self.tokens):

@@ -23,7 +23,8 @@ from ggraph.ops.passes import held
 from ggraph.ops.rules import identity
 from ggraph.ops.steps import ROOM, Box, Shape, Step, Trace, Untraceable
 from ggraph.ops.trace import trace
-from ggraph.tensor import Array, Tensor, contiguous, frozen
+from ggraph.strides import contiguous
+from ggraph.tensor import Array, Tensor, frozen
 
 MOST_KEPT, MOST_REDUCED, MOST_SOURCES = 6, 3, 12
 NARROW = 8  # columns from which vectors lie along kept axes where that is how operands lie

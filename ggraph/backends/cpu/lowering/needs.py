@@ -28,7 +28,8 @@ from ggraph.device import Need
 from ggraph.dtype import A8, F32, I32, DType
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.rules import flag, integer
-from ggraph.tensor import Kind, Tensor, contiguous
+from ggraph.strides import contiguous
+from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
 INDEX_OPS = ("argmax", "argsort", "top_k")  # ops whose results are indices of a row
