@@ -210,19 +210,21 @@ def test_a_law_needs_the_greatest_logits_alone(tmp_path: Path) -> None:
     assert texts[0] == texts[9]
 
 
-def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
-    """As the sampler refuses it."""
+def test_a_greatest_logit_that_is_no_number_is_refused_by_who_looks_at_it() -> None:
+    """As the sampler refuses it: another row may be that of a wrong guess."""
     runner = Runner(open_model(TARGET), Session({"cpu": open_backend("cpu", threads=1)}), 64)
     runner.picks = 1
     greatest = np.array([1.0, np.nan, 0.0], np.float32).reshape(3, 1, 1)
     out = {"best": np.array([4, 5, 6], np.int32), "greatest": greatest}
-    assert runner._said(out, 1).tolist() == [[4]]
-    with pytest.raises(InputError, match="greatest value is nan at id 5"):
-        runner._said(out, 3)
-    runner.picks = Sampler(SamplerConfig(), runner.model.vocab_size)
-    assert runner._said({"best": np.array([4, 5, -1], np.int32)}, 2).tolist() == [[4], [5]]
-    with pytest.raises(InputError, match="greatest value of a row is no finite number"):
-        runner._said({"best": np.array([4, 5, -1], np.int32)}, 3)
+    assert runner._said(out, 3).tolist() == [[4], [-1], [6]]
+    sampler = Sampler(SamplerConfig(), runner.model.vocab_size)
+    runner.picks = sampler
+    drawn = runner._said({"best": np.array([4, 5, -1], np.int32)}, 3)
+    assert drawn.tolist() == [[4], [5], [-1]]
+    for pick in (only, sampler.sample):
+        assert pick(drawn[1]) == 5
+        with pytest.raises(InputError, match="greatest value is no finite number"):
+            pick(drawn[2])
 
 
 def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> None:

@@ -14,27 +14,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggraph.decode.draft.tree import ROOT, Draft
+from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 Pick = Callable[[Array], int]  # what a step brings back of a row -> token
-Accept = Callable[[int], object]  # told of a token that is kept; a true answer ends the text
+Accept = Callable[[int], object]  # told of a token that is kept; a true answer ends the round
 
 
 @dataclass(frozen=True)
 class Kept:
     """The nodes that stay, from the root's child down, and the tokens that the text gains.
 
-    `tokens` is one longer than `nodes` (the last one is the target's own), unless a kept token
-    ended the text.
+    `tokens` is one longer than `nodes`, unless choosing the token behind the last node raised
+    `error`: without a draft, the tokens before it would have been there by then.
     """
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
+    error: Exception | None = None
 
 
 def only(row: Array) -> int:
-    """The token of a row of which the device took the best."""
-    return int(row[0])
+    """The token of a row of which the device took one. InputError where it found no number."""
+    if (token := int(row[0])) < 0:
+        raise InputError("logits: the greatest value is no finite number")
+    return token
 
 
 def match(
@@ -42,18 +46,13 @@ def match(
 ) -> Kept:
     """Sample row by row; descend while the sampled token was drafted. `logits` is [N+1, V], or
     what else `pick` takes a token of."""
-    node = ROOT
-    nodes: list[int] = []
-    tokens: list[int] = []
-    while True:
+
+    def choose(node: int) -> tuple[int, int | None]:
         token = pick(logits[node + 1])
-        ended = accept(token)
-        tokens.append(token)
-        below = [c for c in draft.children(node) if draft.tokens[c] == token]
-        if not below or ended or token in ends or len(tokens) >= limit:
-            return Kept(tuple(nodes), tuple(tokens))
-        node = below[0]
-        nodes.append(node)
+        below = (c for c in draft.children(node) if draft.tokens[c] == token)
+        return token, next(below, None)
+
+    return _descended(choose, accept, ends, limit)
 
 
 def reject(
@@ -66,14 +65,32 @@ def reject(
 ) -> Kept:
     """Stochastic rejection. `law_of(row)` is the target's law f64 [V] for row `node + 1`, asked
     after the tokens above it were accepted (penalties look back); `uniform()` draws from [0, 1)."""
+
+    def choose(node: int) -> tuple[int, int | None]:
+        return _round(draft, node, law_of(node + 1), uniform)
+
+    return _descended(choose, accept, ends, limit)
+
+
+def _descended(
+    choose: Callable[[int], tuple[int, int | None]],
+    accept: Accept,
+    ends: frozenset[int],
+    limit: int,
+) -> Kept:
+    """Go down from the root by what is chosen behind each node: a token, and the child that it
+    is, if any."""
     node = ROOT
     nodes: list[int] = []
     tokens: list[int] = []
     while True:
-        token, child = _round(draft, node, law_of(node + 1), uniform)
-        accept(token)
+        try:
+            token, child = choose(node)
+            ended = accept(token)
+        except Exception as error:
+            return Kept(tuple(nodes), tuple(tokens), error)
         tokens.append(token)
-        if child is None or token in ends or len(tokens) >= limit:
+        if child is None or ended or token in ends or len(tokens) >= limit:
             return Kept(tuple(nodes), tuple(tokens))
         node = child
         nodes.append(node)

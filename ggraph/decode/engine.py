@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 import numpy as np
 
 from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
-from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Law, Speculation, Steps
@@ -87,6 +87,8 @@ class Engine:
             stats.clock.start()
             kept = self._round(token, limit - stats.new_tokens, pick, accept, drafts)
             yield from kept.tokens
+            if kept.error is not None:
+                raise kept.error
             token = kept.tokens[-1]
         if token in self.ends:
             stats.stopped_by = "end of text"
@@ -140,34 +142,23 @@ class Engine:
     ) -> Kept:
         """Ask, verify, keep; `left` bounds the tokens that may still be emitted."""
         runner, clock = self.runner, self.statistics.clock
-        if not drafts.drafters:
-            return self._plain(token, left, pick, accept, drafts)
-        draft = drafts.draft(min(left - 1, runner.context - runner.past - 1), clock)
+        room = min(left - 1, runner.context - runner.past - 1, runner.longest)
+        draft = drafts.draft(room, clock)
         count = len(draft) + 1
         runner.ready(count, runner.past + count)  # planning is not what a step costs
         clock.lap("host")
-        result = runner.step(verification_rows(token, draft, runner.past), range(count))
+        if draft:
+            result = runner.step(verification_rows(token, draft, runner.past), range(count))
+        else:
+            result = runner.follow(token)
         took = clock.lap("verify")
         kept = self._kept(draft, result.logits, pick, accept, drafts.law, left)
         took += clock.lap("sample")
-        runner.keep([0, *(n + 1 for n in kept.nodes)])
+        if draft:
+            runner.keep([0, *(n + 1 for n in kept.nodes)])
         drafts.learn(draft, kept, took)
         self.statistics.note(draft, kept)
         clock.lap("host")
-        return kept
-
-    def _plain(
-        self, token: int, left: int, pick: Pick, accept: Accept, drafts: Speculation
-    ) -> Kept:
-        """A round in which nobody drafts."""
-        clock = self.statistics.clock
-        self.runner.ready(1, self.runner.past + 1)
-        clock.lap("host")
-        logits = self.runner.follow(token).logits
-        clock.lap("verify")
-        kept = self._kept(NOTHING, logits, pick, accept, drafts.law, left)
-        clock.lap("sample")
-        self.statistics.note(NOTHING, kept)
         return kept
 
     def _kept(

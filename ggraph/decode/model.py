@@ -25,7 +25,8 @@ from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
 
-REPLAYED = 65  # most rows of a step with a draft: its longest, and the last token of the text
+LONGEST_DRAFT = 64  # nodes; where no layer is recurrent a step may verify a larger tree
+REPLAYED = LONGEST_DRAFT + 1  # most rows of a step with a draft: the text's last token has one, too
 LOG = 96  # rows that such a step may be padded to
 
 

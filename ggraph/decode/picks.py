@@ -4,6 +4,7 @@ Legend: M wanted rows, V tokens of the vocabulary, K greatest.
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -31,6 +32,16 @@ def drawn_of(
         logits, numbers, temp=temp, best=min(top_k, logits.shape[1]), top_p=top_p, min_p=min_p,
         always=always,
     )  # fmt: skip
+
+
+def best_of(out: Mapping[str, Array], count: int) -> Array:
+    """i32 [count, 1]: the token of each row's greatest logit, below 0 where that is no finite
+    number: only who looks at the row is to be told, since a wrong guess may bring it about."""
+    best: Array = out["best"][:count, None]
+    for row, greatest in enumerate(out["greatest"].ravel()[:count].tolist()):
+        if not isfinite(greatest):
+            best[row] = -1
+    return best
 
 
 def candidates(out: Mapping[str, Array], count: int) -> Array:

@@ -11,15 +11,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from ggraph import ops
 from ggraph.arrays import Feeds
-from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
-from ggraph.decode.picks import candidates, drawn_of, greatest_of, numbers_of
+from ggraph.decode.model import LOG, LONGEST_DRAFT, REPLAYED, CausalModel, StepShape
+from ggraph.decode.picks import best_of, candidates, drawn_of, greatest_of, numbers_of
 from ggraph.decode.rows import (
     ROW_BUCKETS,
     Rows,
@@ -206,6 +205,11 @@ class Runner:
         self._past = past + 1
         return result
 
+    @property
+    def longest(self) -> int:
+        """Most nodes of a draft that one step verifies."""
+        return LONGEST_DRAFT if self.recurrent else ROW_BUCKETS[-1] - 1
+
     def _check_room(self, count: int) -> None:
         if self.past + count > self.context:
             raise InputError(
@@ -221,7 +225,7 @@ class Runner:
 
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
-        if self.recurrent and (rows.slots[0] != self._past or len(rows.tokens) > REPLAYED):
+        if self.recurrent and (rows.slots[0] != self._past or len(rows.tokens) > 1 + self.longest):
             raise InputError(
                 f"{self.model.name} has recurrent layers: a step of {len(rows.tokens)} rows from "
                 f"slot {rows.slots[0]} does not follow {self._past} tokens, or is no draft"
@@ -251,22 +255,12 @@ class Runner:
         return Taps(self.session, self.model, self.taps, slots)
 
     def _said(self, out: Mapping[str, Array], count: int) -> Array:
-        """The logits of a step, or the tokens of the greatest. InputError where those are no
-        numbers, as a sampler says it."""
+        """The logits of a step, or what of them is brought back."""
         if isinstance(self.picks, Sampler):
-            drawn: Array = out["best"][:count]
-            if drawn.min() < 0:
-                raise InputError("logits: the greatest value of a row is no finite number")
-            return drawn[:, None]
+            return out["best"][:count, None]
         if not self.picks:
             return out["logits"][:count]
-        if self.picks > 1:
-            return candidates(out, count)
-        best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count].tolist()
-        for at, value in enumerate(greatest):
-            if not isfinite(value):
-                raise InputError(f"logits: greatest value is {value} at id {best[at]}")
-        return best[:, None]
+        return candidates(out, count) if self.picks > 1 else best_of(out, count)
 
     def _planned(self, rows: int, wanted: int, reach: int) -> Ready:
         """The plan of a step, which is there then; looked up, since every token asks."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ggraph.decode.acceptance import only
 from ggraph.door import checked, fit
 from ggraph.errors import InputError, shown
 from ggraph.ops.draw import first_beyond, greatest, weights
@@ -99,7 +100,7 @@ class Sampler:
         """
         u = self.uniform()
         if isinstance(logits, np.ndarray) and logits.dtype.kind == "i":
-            return int(logits[0])
+            return only(logits)
         ids, law = self.law(logits)
         return int(ids[first_beyond(law, u)])
 

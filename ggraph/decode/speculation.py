@@ -54,6 +54,11 @@ class Steps(Tapped, Protocol):
     picks: int | Sampler
     recurrent: bool
 
+    @property
+    def longest(self) -> int:
+        """Most nodes of a draft that one step verifies."""
+        ...
+
     def prepare(self, count: int) -> None:
         """Make the plans that `count` more tokens need."""
 
@@ -141,11 +146,12 @@ class Speculation:
 
     def warm(self, runner: Steps, past: int) -> None:
         """Make the plans that rounds behind `past` tokens will need, so that none waits."""
-        for rows in range(1, self.longest + 2):
+        longest = min(self.longest, runner.longest)
+        for rows in range(1, longest + 2):
             runner.ready(rows, past + rows)
         for drafter in self.drafters:
-            if self.longest and isinstance(drafter, Reader):
-                drafter.warm(past, self.longest)
+            if longest and isinstance(drafter, Reader):
+                drafter.warm(past, longest)
                 runner.movable(drafter.levels + 1 if drafter.levels else 0)
 
     def begin(self, tokens: Sequence[int], runner: Steps | None = None) -> None:
@@ -189,7 +195,7 @@ class Speculation:
         """A drafter's proposal, and the seconds that it took."""
         clock.lap("host")
         self._tell(drafter)
-        draft = known(drafter.propose(wanted), self._vocabulary)
+        draft = known(drafter.propose(wanted).first(wanted), self._vocabulary)
         return draft, clock.lap("draft")
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ggraph.decode.acceptance import Kept, match, only
 from ggraph.decode.draft.tree import NOTHING, Draft
-from ggraph.decode.model import LOG
+from ggraph.decode.model import LOG, LONGEST_DRAFT
 from ggraph.decode.prices import Prices
 from ggraph.decode.rows import row_bucket
 from ggraph.decode.runner import Result
@@ -36,8 +36,7 @@ from ggraph.serving.prices import SharedPrices
 from ggraph.serving.states import States
 from ggraph.serving.steps import PARTS, ListRunner, first_shapes
 from ggraph.serving.stride import Meanwhile, Stride, may_stride
-from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
-from ggraph.tensor import Array
+from ggraph.serving.text import Request, Text, begun
 
 
 @dataclass(frozen=True)
@@ -370,12 +369,11 @@ class Batch:
             text.ended = voice.accept(token)
             return text.ended is not None
 
-        logits, pick = result.logits[part.logits :], _picked if result.picked else voice.pick
-        try:
-            kept = match(part.draft, logits, pick, accept, frozenset(), text.limit - text.new)
-        except Exception as error:
-            text.ended, text.error = "error", error
-            return NONE
+        logits, pick = result.logits[part.logits :], only if result.picked else voice.pick
+        kept = match(part.draft, logits, pick, accept, frozenset(), text.limit - text.new)
+        if kept.error is not None:
+            text.ended, text.error = "error", kept.error
+            return kept
         if drafts is not None and text.new:
             drafts.learn(part.draft, kept, took)
         elif drafts is not None:
@@ -387,13 +385,6 @@ class Batch:
 
 
 NONE = Kept((), ())
-
-
-def _picked(row: Array) -> int:
-    """The token that a step has picked. InputError where no logit was a number."""
-    if (token := only(row)) < 0:
-        raise InputError("logits: the greatest value is no number")
-    return token
 
 
 def _order(text: Text) -> tuple[int, int]:

@@ -7,15 +7,15 @@ are planned: steps whose rows all want logits in each bucket of rows, and others
 """
 
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from ggraph.arrays import Feeds
 from ggraph.decode.model import CausalModel, StepShape
+from ggraph.decode.picks import best_of
 from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
 from ggraph.decode.runner import Result, picking
 from ggraph.dtype import F16, DType
@@ -237,7 +237,7 @@ class ListRunner:
         outputs = (BEST if greedy else LOGITS) + tuple([f"layer_input.{i}" for i in taps])
         out = self.session.run(step.key, step.feeds, outputs)
         found = {i: out[f"layer_input.{i}"][: step.rows] for i in taps}
-        said = _tokens(out, step.wanted) if greedy else out["logits"][: step.wanted]
+        said = best_of(out, step.wanted) if greedy else out["logits"][: step.wanted]
         return Result(said, found, int(greedy))
 
     def has_plan(self, rows: int, reach: int, taps: tuple[int, ...]) -> bool:
@@ -255,15 +255,6 @@ class ListRunner:
             key = (self.model.name, shape)
             found = self._plans[asked] = shape, key, tuple(self.session.inputs(key))
         return found
-
-
-def _tokens(out: Mapping[str, Array], count: int) -> Array:
-    """Which tokens a step picked."""
-    best = out["best"][:count, None]
-    for row, greatest in enumerate(out["greatest"].ravel()[:count].tolist()):
-        if not isfinite(greatest):
-            best[row] = -1
-    return best
 
 
 def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:

@@ -8,11 +8,10 @@ import numpy as np
 
 from ggraph.decode.acceptance import Pick
 from ggraph.decode.draft.tree import Draft
+from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.prefix import Node
 from ggraph.tensor import Array
-
-LONGEST_DRAFT = 64
 
 
 class Voice(Protocol):

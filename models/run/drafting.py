@@ -14,6 +14,7 @@ from ggraph.decode.draft.parallel import ParallelDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.shared import SharedRunner
 from ggraph.decode.draft.tree import NOTHING, Drafter
+from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.decode.policy import Adaptive, Fixed, Policy
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
@@ -38,7 +39,6 @@ else:
 # True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
 # prompt, which is read once.
 WINDOW, PROMPT_WINDOW = 64, 128
-LONGEST = 64  # tokens of a draft
 NAMES = ("eagle3", "mtp", "dflash", "suffix", "lookup", "model")
 GROUP = "ggraph.drafters"  # of entry points: each names a function of the target's Runner
 # As llama.cpp has it: what files of one vocabulary may pad it by, and the tokens at its beginning
@@ -68,10 +68,10 @@ class DraftOptions:
         known = NAMES if set(self.names) <= set(NAMES) else (*NAMES, *installed())
         if not self.names or not set(self.names) <= set(known):
             raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(known)}")
-        if not 0 <= self.least <= self.most <= LONGEST:
+        if not 0 <= self.least <= self.most <= LONGEST_DRAFT:
             raise InputError(
-                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to {LONGEST}, in "
-                f"order"
+                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to "
+                f"{LONGEST_DRAFT}, in order"
             )
         if not 0.0 <= self.p_min <= 1.0:
             raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
@@ -202,11 +202,13 @@ def _runner(m: Loaded, head: AnyHead) -> DraftRunner:
 
 def goes_on(policy: Policy, name: str) -> Callable[[Sequence[float]], bool]:
     """Whether a drafter that has made guesses of these chances is to make another."""
-    return lambda chances: policy.ask(name, LONGEST, NOTHING, chances) > len(chances)
+    return lambda chances: policy.ask(name, LONGEST_DRAFT, NOTHING, chances) > len(chances)
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
-    runner = Runner(smaller_model(m, path), m.drafts, m.runner.context)
+    model = smaller_model(m, path)
+    context = min(m.runner.context, model.context_length)  # beyond which it was not trained
+    runner = Runner(model, m.drafts, context)
     return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())
 
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggraph.decode.draft.tree import Draft, Drafter
-from ggraph.decode.model import REPLAYED
+from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.errors import InputError
@@ -50,15 +49,16 @@ class ModelDrafter:
             self.inner.observe(tokens, None)
 
     def propose(self, limit: int) -> Draft:
-        """The draft model's greedy continuation of the text."""
-        if len(self._waiting) > 1:
-            self.runner.text(self._waiting[:-1])
-            self._waiting = self._waiting[-1:]
-        past, tokens = self.runner.past, list(self._waiting)
-        room = self.runner.context - past - 1
-        if self.runner.recurrent:
-            room = min(room, REPLAYED - 1)
-        while len(tokens) - 1 < min(limit, room) and self._step(past, tokens, limit):
+        """The draft model's greedy continuation of the text, as far as that fits its context."""
+        runner, waiting = self.runner, self._waiting
+        limit = min(limit, runner.context - runner.past - len(waiting), runner.longest)
+        if limit < 1:
+            return NOTHING
+        if len(waiting) > 1:
+            runner.text(waiting[:-1])
+            del waiting[:-1]
+        past, tokens = runner.past, list(waiting)
+        while len(tokens) - 1 < limit and self._step(past, tokens, limit):
             pass
         return Draft.chain(tokens[1 : limit + 1])
 
