@@ -19,11 +19,11 @@ sys.path[:0] = [
 ]  # a clone need not be installed
 
 import numpy as np
+from golden_kit import GOLDEN, NAMES, run_all, spread_error
 from identity_kit import Outcome, outcomes
 from model_speed import section
 from small_model import small_model
 from test_cuda_models import left_to_the_cpu, planned
-from test_models_golden import GOLDEN, NAMES, run_all, spread_error
 
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.model import StepShape

@@ -27,7 +27,13 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "seeded": (TEXT, {"prompt": "abc", "max_tokens": 24, **WIDE, "logit_bias": ENDLESS}),
     "long drafts": (
         TEXT,
-        {"prompt": "abababab", "max_tokens": 30, "seed": 1, "speculative": {"most": 16}},
+        {
+            "prompt": "abababab",
+            "max_tokens": 30,
+            "seed": 1,
+            "speculative": {"most": 16},
+            "logit_bias": {"97": 10, "98": 10, "99": 10},
+        },  # a text that comes to repeat itself
     ),
     "penalties": (
         TEXT,

@@ -9,13 +9,12 @@ say nothing.
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from mtp_kit import CALM, EXPERTS, IN_LINE, NEXT, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
-from test_models_eagle3 import Scripted
-from test_models_identity import GREEDY, SEEDED, adversaries
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
@@ -23,13 +22,14 @@ from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.shared import SharedRunner
-from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
+from ggraph.decode.draft.tree import NOTHING, ROOT, Draft, Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
-from ggraph.decode.sampler import Sampler
+from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
+from ggraph.tensor import Array
 from models.heads.assistant import AssistantHead
 from models.heads.dflash import BlockHead
 from models.heads.layouts import open_head
@@ -42,8 +42,69 @@ HEAD = GOLDEN / "tiny" / "eagle3_for_llama_tied"
 OTHER = {False: GOLDEN / "tiny2" / QWEN, True: GOLDEN / "tiny" / "llama_tied"}  # by recurrence
 NOISE = 0.02  # of each matrix' spread: such a model says what the target says now and again
 CONTEXT, NEW = 96, 24
+GREEDY = SamplerConfig(temp=0.0)
+SEEDED = SamplerConfig(
+    temp=0.9, top_k=30, top_p=0.9, min_p=0.02, repeat_penalty=1.3, seed=11
+)  # fmt: skip
 CONFIGS = {"greedy": GREEDY, "seeded": SEEDED}
 CHAIN, TREE = 4, TreeShape(12, 3, 3)
+Guess = Callable[[list[int], int], Draft]
+
+
+def adversaries(truth: list[int], vocabulary: int, length: int) -> dict[str, Guess]:
+    """Drafts that know the text `truth` and make the worst of it."""
+
+    def ahead(text: list[int], limit: int) -> list[int]:
+        return truth[len(text) : len(text) + limit]
+
+    def spoilt(tokens: list[int], at: int) -> list[int]:
+        return [(t + 1) % vocabulary if i == at else t for i, t in enumerate(tokens)]
+
+    def forked(text: list[int], limit: int) -> Draft:
+        """The truth between two branches that begin like it and go wrong, as far as they fit."""
+        good = ahead(text, max(1, limit // 3))
+        tokens, parents = [], []
+        for wrong in (0, None, len(good) - 1):
+            before = ROOT
+            for token in good if wrong is None else spoilt(good, wrong):
+                parents.append(before)
+                before = len(tokens)
+                tokens.append(token)
+        return Draft(tuple(tokens[:limit]), tuple(parents[:limit]))
+
+    made: dict[str, Guess] = {
+        "right": lambda text, limit: Draft.chain(ahead(text, limit)),
+        "out of range": lambda text, limit: Draft.chain(
+            [*ahead(text, limit - 1), vocabulary, -1][:limit]
+        ),
+        "forked": forked,
+        "stubborn": lambda text, limit: Draft.chain([text[-1]] * limit),
+    }
+    for at in range(length):
+        made[f"wrong at {at}"] = lambda text, limit, at=at: Draft.chain(  # type: ignore[misc]
+            spoilt(ahead(text, limit), at)
+        )
+    return made
+
+
+class Scripted:
+    """An adversary: proposes what a function of the text says."""
+
+    taps: tuple[int, ...] = ()
+    name = "scripted"
+
+    def __init__(self, guess: object) -> None:
+        self.text: list[int] = []
+        self._guess = guess
+
+    def begin(self, first: int) -> None:
+        self.text = [first]
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        self.text.extend(tokens)
+
+    def propose(self, limit: int) -> Draft:
+        return self._guess(self.text, limit)  # type: ignore[operator]
 
 
 @dataclass
@@ -89,33 +150,48 @@ class Outcome:
         return f"{self.same} of {self.texts}, {self.kept} kept"
 
 
-class Target:
-    """A model in a session of its own that says one text again and again."""
+def prompt_of(golden: Path) -> list[int]:
+    """What a golden checkpoint is asked to go on from."""
+    ids: list[int] = np.load(golden / "expected.npz")["ids"].tolist()
+    return ids[:11]
 
-    def __init__(self, folder: Path, prompt: list[int], head: Path | None = None) -> None:
+
+class Target:
+    """A model in a session of its own that goes on from one prompt again and again."""
+
+    def __init__(
+        self, folder: Path, prompt: list[int] | None = None, head: Path | None = None
+    ) -> None:
         self.model, self.session = open_model(folder), open_session(threads=1, exact=True)
         self.head = None if head is None else open_head(head, self.model)
         taps = () if self.head is None else self.head.taps
         self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32, taps=taps)
-        self.prompt = prompt
-        self.plain = {name: self.text(name, (), 0)[0] for name in CONFIGS}
+        self.prompt = prompt or prompt_of(folder)
+        self.kept = 0  # drafted tokens of the last text
 
-    def text(self, config: str, drafters: Sequence[Drafter], most: int) -> tuple[list[int], int]:
-        """The new tokens, and how many of them were drafted."""
-        engine, s = Engine(self.runner, ()), Sampler(CONFIGS[config], self.model.vocab_size)
+    @cached_property
+    def plain(self) -> dict[str, list[int]]:
+        """The new tokens without drafts, by configuration."""
+        return {name: self.text(name) for name in CONFIGS}
+
+    def text(
+        self, config: str, drafters: Sequence[Drafter] = (), most: int = 0, ends: Sequence[int] = ()
+    ) -> list[int]:
+        """The new tokens, drafted for or not."""
+        engine, s = Engine(self.runner, ends), Sampler(CONFIGS[config], self.model.vocab_size)
         engine.reset()
         s.accept_all(self.prompt)
         drafts = Speculation(drafters, Fixed(most))
         text = list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW, drafts=drafts))
-        return text, engine.statistics.accepted
+        self.kept = engine.statistics.accepted
+        return text
 
     def held(self, make: Callable[[list[int]], Sequence[Drafter]], most: int) -> Outcome:
         """Drafters that `make` makes for a text that it is told, over all configurations."""
         found = Outcome()
         for config, plain in self.plain.items():
-            text, kept = self.text(config, make(self.prompt + plain), most)
-            found.texts, found.same = found.texts + 1, found.same + (text == plain)
-            found.kept += kept
+            text = self.text(config, make(self.prompt + plain), most)
+            found += Outcome(text == plain, 1, self.kept)
         return found
 
     def beside(self, folder: Path, prefix: str) -> ModelDrafter:
@@ -139,8 +215,7 @@ class Target:
 def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
     """Drafter by drafter, what became of a golden checkpoint's texts; `folder` is empty."""
     golden = GOLDEN / name
-    prompt = np.load(golden / "expected.npz")["ids"].tolist()[:11]
-    t = Target(golden, prompt, HEAD)
+    t = Target(golden, head=HEAD)
     size, guesses = t.model.vocab_size, Outcome()
     for guess in adversaries([], size, CHAIN):
         guesses += t.held(
@@ -164,7 +239,7 @@ def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
     own = name.removeprefix("tiny2/")
     if own in (QWEN, EXPERTS, NEXT, *IN_LINE):
         path = with_draft_layer(own, folder / "own")
-        t = Target(path, prompt, path)
+        t = Target(path, prompt_of(golden), path)
         for words, tree in (("chain", None), ("tree", TREE)):
             most = CHAIN if tree is None else tree.total_tokens - 1
             yield f"mtp {words}", t.held(lambda _, tree=tree: [t.heads(tree)], most)
@@ -175,8 +250,7 @@ def assisted(
     golden: Path, assistant: Path, *, helped: bool = True
 ) -> Iterator[tuple[str, Outcome]]:
     """As `outcomes`, of an assistant, behind guesses that are often silent where it is `helped`."""
-    ids = np.load(GOLDEN / "tiny2" / "gemma4_text" / "expected.npz")["ids"].tolist()[:11]
-    t = Target(golden, ids, assistant)
+    t = Target(golden, prompt_of(GOLDEN / "tiny2" / "gemma4_text"), assistant)
     for words, tree in (("chain", None), ("tree", TREE)):
         most = CHAIN if tree is None else tree.total_tokens - 1
 

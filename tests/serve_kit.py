@@ -1,15 +1,30 @@
-"""A server as a process of its own, for tests."""
+"""A server as a process of its own, for tests, and what they ask it."""
 
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import openai
+from cli_kit import ROOT
 
-ROOT = Path(__file__).parent.parent
+WEB = httpx.Client(timeout=60)
+TALK = [{"role": "user", "content": "Say something."}]
+ENDLESS = {"256": -100, "257": -100}  # the end tokens of the tiny model
+FLAG: dict[str, Any] = {
+    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
+    "additionalProperties": False,
+}  # fmt: skip
+WORD: dict[str, Any] = {
+    "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"],
+    "additionalProperties": False,
+}  # fmt: skip
 
 
 @dataclass
@@ -25,24 +40,17 @@ class Server:
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
 
+    def end(self) -> int:
+        """Its status, once it has ended as a signal asks it to."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
 
 def started(path: Path, *options: str) -> Server:
+    """A server of this model, on one thread."""
+    command = [sys.executable, "-m", "models", "serve", "-m", str(path), "-t", "1"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "models",
-            "serve",
-            "-m",
-            str(path),
-            "--port",
-            "0",
-            "--json",
-            *options,
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
+        [*command, "--port", "0", "--json", *options], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -50,6 +58,20 @@ def started(path: Path, *options: str) -> Server:
     return Server(process, json.loads(line)["url"], path)
 
 
-def ended(server: Server) -> int:
-    server.process.send_signal(signal.SIGTERM)
-    return server.process.wait(30)
+@contextmanager
+def served(path: Path, *options: str) -> Iterator[Server]:
+    """The same for a while; it ends without a fault."""
+    running = started(path, *options)
+    try:
+        yield running
+    finally:
+        assert running.end() == 0
+
+
+def events(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and data of server-sent events, read as the HTML standard says."""
+    for block in text.split("\n\n"):
+        lines = [line.partition(": ") for line in block.split("\n") if line[:1] != ":"]
+        told = {field: value for field, _, value in lines if field}
+        if "data" in told and told["data"] != "[DONE]":
+            yield told.get("event", ""), json.loads(told["data"])

@@ -5,18 +5,13 @@ from pathlib import Path
 
 import pytest
 from cuda_host import HostDriver, need_compiler
-from small_model import TINY, small_model
+from small_model import TINY
 from typer.testing import CliRunner
 
 from ggraph.backends import cuda
 from models.cli.app import app
 
 HEAD = TINY / "eagle3_for_llama_tied"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
 @pytest.fixture

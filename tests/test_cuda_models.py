@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from cuda_host import Graph, HostDriver, need_compiler
-from test_models_golden import NAMES
+from golden_kit import NAMES
 from test_models_plans import GRAPHS
 
 from ggraph.backends import open_backend

@@ -167,10 +167,14 @@ def plain_merges(tokens: list[str], merges: list[str], word: str) -> list[str] |
     return parts
 
 
+PAIRS = ["a b", "a a", "b a", "a ab"]
+
+
 @given(
     st.permutations(["", "a", "b", " ", "é", "aa", "ab", "ba", " a", "b ", "aab", "abé", "ab a"]),
-    st.lists(st.text("ab é", max_size=5) | st.sampled_from(["a b", "a a", "b a", "a ab", "ab é"])),
-    st.text("ab é", max_size=12),
+    st.permutations(PAIRS)
+    | st.lists(st.text("ab é", max_size=5) | st.sampled_from([*PAIRS, "ab é", "  a", "ab  a"])),
+    st.text("ab", min_size=6, max_size=12) | st.text("ab é", max_size=12),
 )
 def test_merges_of_any_texts_are_as_defined_or_refused(
     tokens: list[str], merges: list[str], word: str

@@ -24,10 +24,10 @@ from coded_kit import (
     tiles,
     write_stored,
 )
+from golden_kit import GOLDEN, NAMES, TOLERANCE, spread_error
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from test_models_golden import GOLDEN, NAMES, TOLERANCE, spread_error
 
 from ggraph.decode.runner import Runner
 from ggraph.dtype import BF16, E4M3, E5M2, E8M0, F16, F32, Q4_0, Q4_1, Q8_0, DType

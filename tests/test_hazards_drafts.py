@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_model import TINY, small_model
+from small_model import TINY
 from typer.testing import CliRunner
 
 from ggraph import cache_dir
@@ -83,11 +83,6 @@ def learned(m: Loaded, ids: list[int]) -> Learned:
         row[head.target_ids == token] = 8.0
     new = np.linalg.lstsq(hidden, wanted, rcond=None)[0].T  # [W, E]
     return Learned(head, new.astype(np.float16))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("drafts") / "small.gguf")
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_model import small_model
-from test_models_cli import ROOT
+from cli_kit import ROOT
 
 from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
@@ -20,11 +19,6 @@ HEAVY = {
     "llvmlite.binding", "logging", "networkx", "numba", "numpy.random", "pydantic", "starlette",
     "statistics", "subprocess", "zipfile",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
 def test_a_chat_answers_as_the_runner_does(model: Path) -> None:

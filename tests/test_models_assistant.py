@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_kit import ggraph_here, refused_here
+from golden_kit import TOLERANCE, spread_error
 from head_loop import hidden
 from identity_kit import NEW, assisted, calm_pair
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
-from test_models_cli import ggraph_here, refused_here
-from test_models_golden import TOLERANCE, spread_error
 
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.hidden import NEXT_ROW, ROOT_ROW

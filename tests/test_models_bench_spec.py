@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from small_model import small_model
 
 from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
@@ -30,11 +29,6 @@ from models.run.load import load
 
 ROOT = Path(__file__).parent.parent
 EVAL = ROOT / "bench" / "data" / "eval"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
 def test_prompts_come_from_every_group_alike() -> None:

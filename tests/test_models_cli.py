@@ -1,81 +1,20 @@
 """The runner as a user meets it: output, statistics, and one clear line for bad input."""
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_kit import HEAD, ROOT, ggraph, ggraph_here, refused_here, start
 from small_model import TINY, small_model
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from models.cli.app import COMMANDS, app, main
-
-ROOT = Path(__file__).parent.parent
-HEAD = TINY / "eagle3_for_llama_tied"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
-
-
-def start(
-    *arguments: str | Path, module: str = "models", env: Mapping[str, str] | None = None
-) -> "subprocess.Popen[str]":
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
-        env={**os.environ, **(env or {})},
-    )  # fmt: skip
-
-
-def ggraph(
-    *arguments: str | Path, stdin: str = "", env: Mapping[str, str] | None = None
-) -> tuple[int, str, str]:
-    """Status, output and errors of one command; `env` is added to the environment."""
-    with start(*arguments, env=env) as process:
-        out, err = process.communicate(stdin, timeout=120)
-    return process.returncode, out, err
-
-
-def refused(*arguments: str | Path, stdin: str = "") -> str:
-    """The one line with which a command refuses its input."""
-    status, _, err = ggraph(*arguments, stdin=stdin)
-    assert status not in (0, -9), (arguments, err)
-    assert "Traceback" not in err, err
-    return err
-
-
-def ggraph_here(*arguments: str | Path) -> tuple[int, str, str]:
-    """As `ggraph`, by the entry point in this process, which takes no second to start; an exception
-    that is a traceback there is one here."""
-    out, errors = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
-        patch.setattr(sys, "argv", ["ggraph", *map(str, arguments)])
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", errors)
-        patch.setattr(warnings, "showwarning", warnings.showwarning)
-        patch.setattr("models.cli.app.WATCHERS", [])
-        main()
-    status = left.value.code or 0
-    assert isinstance(status, int)
-    return status, out.getvalue(), errors.getvalue()
-
-
-def refused_here(*arguments: str | Path) -> str:
-    """As `refused`, in this process."""
-    status, _, err = ggraph_here(*arguments)
-    assert status != 0 and "Traceback" not in err, arguments
-    return err
+from models.cli.app import COMMANDS, app
 
 
 def test_generate_prints_text_and_statistics(model: Path) -> None:

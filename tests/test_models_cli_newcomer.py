@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_kit import HEAD, ROOT, ggraph, ggraph_here, refused_here, start
 from small_model import TINY, byte_alphabet, small_model
-from test_models_cli import HEAD, ROOT, ggraph, ggraph_here, refused_here, start
 
 from ggraph import InputError
 from models.bench.spec import read_prompts
@@ -32,11 +32,6 @@ def heard() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
 def python(*arguments: str | Path, before: Callable[[], None] | None = None, **how: Any) -> Any:

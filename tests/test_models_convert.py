@@ -8,10 +8,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from golden_kit import GOLDEN, NAMES, TOLERANCE, folder, run_all, spread_error
 from safetensors.numpy import load_file, save_file
-from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_heads import EXPECTED, HEAD, TINY, logits
-from test_models_unsaid import folder
 
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
-from test_models_unsaid import changed, folder
+from golden_kit import GOLDEN, TOLERANCE, changed, folder, run_all, spread_error
 
 from ggraph.dtype import F32
 from ggraph.errors import ModelError

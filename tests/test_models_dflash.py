@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_kit import TOLERANCE, spread_error
 from identity_kit import Target
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
-from test_models_golden import TOLERANCE, spread_error
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import TreeShape

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from head_loop import hidden
+from identity_kit import Scripted
 
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.acceptance import Kept
@@ -110,26 +111,6 @@ def test_nothing_of_a_step_is_left_to_numpy(target: Model) -> None:
     assert len(backend.profile.times) > 8
     assert not [name for name, _ in backend.profile.times if name.endswith("(NumPy)")]
     timed.close()
-
-
-class Scripted:
-    """An adversary: proposes what a function of the text says."""
-
-    taps: tuple[int, ...] = ()
-    name = "scripted"
-
-    def __init__(self, guess: object) -> None:
-        self.text: list[int] = []
-        self._guess = guess
-
-    def begin(self, first: int) -> None:
-        self.text = [first]
-
-    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
-        self.text.extend(tokens)
-
-    def propose(self, limit: int) -> Draft:
-        return self._guess(self.text, limit)  # type: ignore[operator]
 
 
 def plain(session: Session, target: Model, prompt: list[int], count: int) -> list[int]:

@@ -4,26 +4,20 @@ The text with drafts is the text without them, chains and trees, whatever a laye
 the bits of a row do not depend on how many rows are computed with it.
 """
 
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_models_eagle3 import Scripted
-from test_models_identity import GREEDY, NEW, SEEDED, adversaries
+from identity_kit import CONFIGS, CONTEXT, Scripted, Target, adversaries
 
 from ggraph.decode.draft.lookup import SuffixDrafter
-from ggraph.decode.draft.tree import Draft, Drafter
-from ggraph.decode.engine import Engine
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.model import StepShape
-from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
-from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
-from models.registry import open_model
 from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny2"
@@ -32,52 +26,27 @@ RECURRENT = (
     "falcon_h1", "granite_hybrid", "granite_hybrid_moe", "lfm2", "lfm2_moe", "nemotron_h",
     "nemotron_h_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next",
 )  # fmt: skip
-CONTEXT = 96
-CONFIGS = {"greedy": GREEDY, "seeded": SEEDED}
-
-
-class Family:
-    """One tiny model in a session of its own, decoding the same prompt again and again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = open_model(folder)
-        self.session = open_session(threads=1, exact=True)
-        self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32)
-        self.prompt = np.load(folder / "expected.npz")["ids"].tolist()[:11]
-
-    @cached_property
-    def plain(self) -> dict[str, list[int]]:
-        """The new tokens without drafts."""
-        return {name: self.text(config) for name, config in CONFIGS.items()}
-
-    def text(
-        self, config: SamplerConfig, drafter: Drafter | None = None, most: int = 0
-    ) -> list[int]:
-        """The new tokens, drafted for or not."""
-        engine, s = Engine(self.runner, ()), Sampler(config, self.model.vocab_size)
-        engine.reset()
-        s.accept_all(self.prompt)
-        drafts = Speculation([drafter] if drafter is not None else (), Fixed(most))
-        return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW, drafts=drafts))
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def family(request: pytest.FixtureRequest) -> Family:
-    return Family(TINY / request.param)
+def family(request: pytest.FixtureRequest) -> Iterator[Target]:
+    made = Target(TINY / request.param)
+    yield made
+    made.session.close()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_no_draft_changes_a_token(family: Family, name: str, length: int) -> None:
-    config, plain = CONFIGS[name], family.plain[name]
+def test_no_draft_changes_a_token(family: Target, name: str, length: int) -> None:
+    plain = family.plain[name]
     truth, vocabulary = family.prompt + plain, family.model.vocab_size
     for kind, guess in adversaries(truth, vocabulary, length).items():
         nodes = 4 * length if kind == "forked" else length
-        assert family.text(config, Scripted(guess), nodes) == plain, kind
-    assert family.text(config, SuffixDrafter(), length) == plain
+        assert family.text(name, [Scripted(guess)], nodes) == plain, kind
+    assert family.text(name, [SuffixDrafter()], length) == plain
 
 
-def test_no_random_tree_changes_a_token(family: Family) -> None:
+def test_no_random_tree_changes_a_token(family: Target) -> None:
     """Any tree over the truth and near misses, so that paths leave the first branch anywhere."""
     plain = family.plain["greedy"]
     truth, rng = family.prompt + plain, np.random.default_rng(3)
@@ -95,10 +64,10 @@ def test_no_random_tree_changes_a_token(family: Family) -> None:
         return Draft(tuple(tokens), tuple(parents))
 
     for nodes in (4, 9, 20):
-        assert family.text(GREEDY, Scripted(guess), nodes) == plain
+        assert family.text("greedy", [Scripted(guess)], nodes) == plain
 
 
-def test_the_bits_do_not_depend_on_the_chunks(family: Family) -> None:
+def test_the_bits_do_not_depend_on_the_chunks(family: Target) -> None:
     """Steps of few rows are other plans than those of many (more than 64), and each of one row."""
     ids = family.prompt * 13
     found = []
@@ -108,7 +77,7 @@ def test_the_bits_do_not_depend_on_the_chunks(family: Family) -> None:
     assert len(set(found)) == 1
 
 
-def test_the_last_layer_is_computed_for_the_rows_that_are_read(family: Family) -> None:
+def test_the_last_layer_is_computed_for_the_rows_that_are_read(family: Target) -> None:
     """It only remembers the others; with a tap behind it, it is computed for all."""
     model, last = family.model, family.model.layer_count - 1
 
@@ -121,7 +90,7 @@ def test_the_last_layer_is_computed_for_the_rows_that_are_read(family: Family) -
     assert rows(3, (last,)) == {3} and rows(3, (last + 1,)) == {8}
 
 
-def test_no_bit_depends_on_who_reads_the_other_rows(family: Family) -> None:
+def test_no_bit_depends_on_who_reads_the_other_rows(family: Target) -> None:
     ids, found = family.prompt * 7, []
     for every, taps in ((False, ()), (True, ()), (False, (family.model.layer_count,))):
         runner = Runner(family.model, family.session, CONTEXT, taps=taps, cache_dtype=F32)
@@ -130,10 +99,10 @@ def test_no_bit_depends_on_who_reads_the_other_rows(family: Family) -> None:
     assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_a_state_goes_only_forwards(name: str) -> None:
-    family = Family(TINY / name)
+@pytest.mark.parametrize("family", RECURRENT, indirect=True)
+def test_a_state_goes_only_forwards(family: Target) -> None:
     runner = family.runner
+    runner.past = 0
     runner.text(family.prompt)
     with pytest.raises(InputError, match="recurrent layers, whose state cannot go from 11"):
         runner.past = 5
@@ -145,11 +114,11 @@ def test_a_state_goes_only_forwards(name: str) -> None:
     assert np.array_equal(again, fresh.text(family.prompt).logits)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_steps_that_nobody_kept_leave_no_trace(name: str) -> None:
+@pytest.mark.parametrize("family", RECURRENT, indirect=True)
+def test_steps_that_nobody_kept_leave_no_trace(family: Target) -> None:
     """Verified again, with other drafts, before anything is kept."""
-    family = Family(TINY / name)
     runner = family.runner
+    runner.past = 0
     runner.text(family.prompt)
     chain = Rows([3, 4, 5, 6], range(11, 15), range(11, 15))
     first = runner.step(chain, range(4)).logits
@@ -158,5 +127,5 @@ def test_steps_that_nobody_kept_leave_no_trace(name: str) -> None:
     assert np.array_equal(first, second)
     runner.keep([0, 1])
     after = runner.text([7]).logits
-    plain = Family(TINY / name).runner
+    plain = Runner(family.model, open_session(threads=1, exact=True), CONTEXT, cache_dtype=F32)
     assert np.array_equal(after[-1], plain.text([*family.prompt, 3, 4, 7]).logits[-1])

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_kit import GOLDEN, NAMES, TOLERANCE, folder, run_all, spread_error
 from safetensors.numpy import load_file, save_file
-from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
-from test_models_unsaid import FULL, QWEN, folder
+from test_models_unsaid import FULL, QWEN
 
 from ggraph.errors import FormatError, ModelError
 from ggraph.formats import open_checkpoint

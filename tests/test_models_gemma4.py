@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_kit import GOLDEN, run_all
 from safetensors.numpy import load_file, save_file
 from test_models_folders import folder
-from test_models_golden import GOLDEN, run_all
 
 from ggraph.decode.model import StepShape
 from ggraph.dtype import F32

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_models_golden import GOLDEN
-from test_models_unsaid import changed
+from golden_kit import GOLDEN, changed
 
 from ggraph import Graph, ModelError, input
 from ggraph.ops.evaluate import evaluate

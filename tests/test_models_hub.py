@@ -10,10 +10,10 @@ from typing import Any
 
 import huggingface_hub.constants as constants
 import pytest
+from cli_kit import ggraph
 from embedding_kit import pooled
 from hf_folders import chatting
 from small_model import small_model
-from test_models_cli import ggraph
 
 from ggraph import InputError
 from ggraph.formats import open_checkpoint
@@ -253,6 +253,7 @@ def test_a_command_answers_from_the_hub(hub: Hub, repos: dict[str, Path], tmp_pa
     (tmp_path / "in").write_text(json.dumps(line))
     job = ("batch", str(tmp_path / "in"), str(tmp_path / "out"), "--json")
     assert json.loads(ggraph(*job, "-hf", "a/types:Q8_0", env=offline)[1])["now"] == 1
-    assert json.loads(ggraph(*asked, "-hf", "a/types:Q8_0", env=offline)[1]) is not None
+    again = ggraph(*asked, "-hf", "a/types:Q8_0", env=offline)
+    assert json.loads(again[1])["text"] == json.loads(out)["text"]
     status, out, err = ggraph(*asked, "-hf", "a/alone", env=offline)
     assert status == 2 and not out and len(err.splitlines()) == 1, err

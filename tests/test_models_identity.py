@@ -3,119 +3,52 @@
 The text with drafts must be the text without them, greedy and seeded, with penalties and filters.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from identity_kit import CONFIGS, CONTEXT, SEEDED, Scripted, Target, adversaries
 from small_model import padded, small_model
-from test_models_eagle3 import Scripted
 
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.lookup import PromptLookup
 from ggraph.decode.draft.model import ModelDrafter
-from ggraph.decode.draft.tree import ROOT, Draft, Drafter
-from ggraph.decode.engine import Engine
-from ggraph.decode.policy import Fixed
+from ggraph.decode.draft.tree import Drafter
 from ggraph.decode.runner import Runner
-from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculation import Speculation
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from models.registry import open_model
 from models.run.drafting import DraftOptions, make_drafters, tree_shape
 from models.run.generation import Drafting, Generation
-from models.run.load import load, open_session
+from models.run.load import load
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",
            "mistral_sliding")  # fmt: skip
-GREEDY = SamplerConfig(temp=0.0)
-SEEDED = SamplerConfig(
-    temp=0.9, top_k=30, top_p=0.9, min_p=0.02, repeat_penalty=1.3, seed=11
-)  # fmt: skip
-CONTEXT, NEW = 96, 24
-Guess = Callable[[list[int], int], Draft]
-
-
-class Bench:
-    """One target in a session of its own, decoding the same prompt again and again."""
-
-    def __init__(self, name: str) -> None:
-        self.model = open_model(TINY / name)
-        self.session = open_session(threads=1, exact=True)
-        self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32)
-        self.prompt = np.load(TINY / name / "expected.npz")["ids"].tolist()[:11]
-
-    def text(
-        self,
-        config: SamplerConfig,
-        drafters: Sequence[Drafter] = (),
-        length: int = 0,
-        ends: Sequence[int] = (),
-    ) -> list[int]:
-        """The new tokens, drafted for or not."""
-        engine, s = Engine(self.runner, ends), Sampler(config, self.model.vocab_size)
-        engine.reset()
-        s.accept_all(self.prompt)
-        drafts = Speculation(drafters, Fixed(length))
-        return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW, drafts=drafts))
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(request.param)
+def bench(request: pytest.FixtureRequest) -> Iterator[Target]:
+    made = Target(TINY / request.param)
+    yield made
+    made.session.close()
 
 
-def adversaries(truth: list[int], vocabulary: int, length: int) -> dict[str, Guess]:
-    """Drafts that know the text `truth` and make the worst of it."""
-
-    def ahead(text: list[int], limit: int) -> list[int]:
-        return truth[len(text) : len(text) + limit]
-
-    def spoilt(tokens: list[int], at: int) -> list[int]:
-        return [(t + 1) % vocabulary if i == at else t for i, t in enumerate(tokens)]
-
-    def forked(text: list[int], limit: int) -> Draft:
-        """The truth between two branches that begin like it and go wrong, as far as they fit."""
-        good = ahead(text, max(1, limit // 3))
-        tokens, parents = [], []
-        for wrong in (0, None, len(good) - 1):
-            before = ROOT
-            for token in good if wrong is None else spoilt(good, wrong):
-                parents.append(before)
-                before = len(tokens)
-                tokens.append(token)
-        return Draft(tuple(tokens[:limit]), tuple(parents[:limit]))
-
-    made: dict[str, Guess] = {
-        "right": lambda text, limit: Draft.chain(ahead(text, limit)),
-        "out of range": lambda text, limit: Draft.chain(
-            [*ahead(text, limit - 1), vocabulary, -1][:limit]
-        ),
-        "forked": forked,
-        "stubborn": lambda text, limit: Draft.chain([text[-1]] * limit),
-    }
-    for at in range(length):
-        made[f"wrong at {at}"] = lambda text, limit, at=at: Draft.chain(  # type: ignore[misc]
-            spoilt(ahead(text, limit), at)
-        )
-    return made
-
-
-@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("length", range(1, 9))
-def test_no_draft_changes_a_token(bench: Bench, config: SamplerConfig, length: int) -> None:
-    plain = bench.text(config)
+def test_no_draft_changes_a_token(bench: Target, config: str, length: int) -> None:
+    plain = bench.plain[config]
     truth, vocabulary = bench.prompt + plain, bench.model.vocab_size
     for name, guess in adversaries(truth, vocabulary, length).items():
         nodes = 4 * length if name == "forked" else length  # trees of up to 32 nodes
         assert bench.text(config, [Scripted(guess)], nodes) == plain, name
 
 
-@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_an_end_inside_a_draft_ends_the_text(bench: Bench, config: SamplerConfig) -> None:
-    whole = bench.text(config)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_an_end_inside_a_draft_ends_the_text(bench: Target, config: str) -> None:
+    whole = bench.plain[config]
     for at in (0, 1, 5, 20):
         end = whole[at]
         expected = whole[: whole.index(end) + 1]
@@ -125,10 +58,10 @@ def test_an_end_inside_a_draft_ends_the_text(bench: Bench, config: SamplerConfig
             assert got == expected, (name, at)
 
 
-@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_another_model_as_drafter_changes_no_token(bench: Bench, config: SamplerConfig) -> None:
+@pytest.mark.parametrize("config", CONFIGS)
+def test_another_model_as_drafter_changes_no_token(bench: Target, config: str) -> None:
     """Two models in one session, with different weights under the same names."""
-    plain = bench.text(config)
+    plain = bench.plain[config]
     for i, name in enumerate(TARGETS[:4]):
         other = open_model(TINY / name).beside(f"{i}.")
         runner = Runner(other, bench.session, CONTEXT, cache_dtype=F32)
@@ -136,7 +69,7 @@ def test_another_model_as_drafter_changes_no_token(bench: Bench, config: Sampler
         assert bench.text(config, [ModelDrafter(runner, inner=inner)], 4) == plain, name
 
 
-def test_the_inner_drafter_changes_no_draft(bench: Bench) -> None:
+def test_the_inner_drafter_changes_no_draft(bench: Target) -> None:
     """Staged: a draft model that drafts with lookup proposes what it proposes without."""
 
     def drafter(inner: Drafter | None) -> ModelDrafter:
@@ -156,11 +89,6 @@ def test_the_inner_drafter_changes_no_draft(bench: Bench) -> None:
         assert drafts[0] == drafts[1]
         seen.add(len(drafts[0]))
     assert max(seen) > 0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
 DRAFTERS = (

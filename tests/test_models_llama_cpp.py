@@ -11,22 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_kit import folder
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
 from test_formats_gguf import split
 from test_models_options import CASES, UNTOLD, each_head_normed, made
-from test_models_unsaid import (
-    DEEPSEEK,
-    LONGROPE,
-    SEEING,
-    folder,
-    mixtral,
-    older_deepseek,
-    phi3,
-    seeing,
-)
+from test_models_unsaid import DEEPSEEK, LONGROPE, SEEING, mixtral, older_deepseek, phi3, seeing
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter

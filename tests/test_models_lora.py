@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from golden_kit import GOLDEN, TOLERANCE, spread_error
 from safetensors.numpy import load_file, save_file
-from serve_kit import ended, started
+from serve_kit import served
 from small_model import small_model
-from test_models_golden import GOLDEN, TOLERANCE, spread_error
 from typer.testing import CliRunner
 
 from ggraph.decode.runner import Runner
@@ -383,8 +383,7 @@ def test_a_server_takes_adapters_too(tmp_path: Path) -> None:
     a = drawn(tmp_path / "a.gguf", base, 1)
     with Chat(base, lora=[(a, 0.5)]) as chat:
         want = "".join(chat.answer("ab", chat=False, temp=0, limit=12))
-    server = started(base, "-t", "1", "--lora-scaled", f"{a}:0.5")
     body = {"prompt": "ab", "max_tokens": 12, "temperature": 0}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body).json()
-    assert ended(server) == 0
+    with served(base, "--lora-scaled", f"{a}:0.5") as server:
+        reply = httpx.post(f"{server.url}/v1/completions", json=body).json()
     assert reply["choices"][0]["text"] == want

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_kit import ggraph_here
 from hf_folders import byte_level
 from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, TINY2, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
-from test_models_cli import ggraph_here
 
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.head import DraftShape

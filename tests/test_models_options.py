@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_kit import GOLDEN, folder, run_all, spread_error
 from safetensors.numpy import load_file, save_file
-from test_models_golden import GOLDEN, run_all, spread_error
-from test_models_unsaid import folder
 
 from ggraph.errors import ModelError
 from ggraph.tensor import Array

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from test_models_golden import NAMES, TOLERANCE
+from golden_kit import NAMES, TOLERANCE
 
 from models.families import FAMILIES
 from models.registry import open_model

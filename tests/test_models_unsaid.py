@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from cli_kit import ggraph_here
+from golden_kit import GOLDEN, TOLERANCE, changed, folder, run_all, spread_error
 from safetensors.numpy import load_file, save_file
-from test_models_cli import ggraph_here
-from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
@@ -87,17 +86,6 @@ def logits(model: Model, context: int) -> np.ndarray:
     found = runner.text(np.load(PHI3 / "expected.npz")["ids"].tolist(), every=True).logits
     session.close()
     return found
-
-
-def folder(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
-    """A golden folder with other keys, of the text where it also sees; None leaves one out."""
-    shutil.copytree(GOLDEN / name, out)
-    whole = json.loads((out / "config.json").read_text())
-    told = {**whole.get("text_config", whole), **changes}
-    kept = {k: v for k, v in told.items() if v is not None or k not in changes}
-    whole = {**whole, "text_config": kept} if "text_config" in whole else kept
-    (out / "config.json").write_text(json.dumps(whole))
-    return out
 
 
 def phi3(out: Path, scaling: Mapping[str, Any], trained: int = TRAINED) -> Path:
@@ -250,15 +238,6 @@ def test_an_older_file_of_qwen_3_next_has_one_tensor_for_two(kind: str, tmp_path
     write_gguf(old, c.metadata, kept)
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()
     assert np.array_equal(run_all(old, ids)["logits"], run_all(new, ids)["logits"])
-
-
-def changed(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
-    """A golden model's GGUF file with other keys of its architecture; None leaves one out."""
-    model_to_gguf(open_model(GOLDEN / name), out, "f32")
-    c = open_checkpoint(out)
-    told = {**c.metadata, **{f"{c.architecture}.{key}": v for key, v in changes.items()}}
-    write_gguf(out, {k: v for k, v in told.items() if v is not None}, list(c.tensors.values()))
-    return out
 
 
 SEEING = {

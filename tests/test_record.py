@@ -404,6 +404,8 @@ def test_a_fault_is_found_by_what_is_wrong_because_of_it() -> None:
 
 
 def test_what_cannot_be_played_is_not_run() -> None:
-    for s in (s for s in SETTINGS if s.unplayed):
+    unplayed = [s for s in SETTINGS if s.unplayed]
+    assert unplayed
+    for s in unplayed:
         found = judge_setting(Build(NEW, Path(), Path(), Path()), s, Files(Path(), Path(), Path()))
         assert (found.word, found.why) == ("not played", s.unplayed)

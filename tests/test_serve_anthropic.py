@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import httpx2
 import jsonschema
 import pytest
@@ -14,9 +13,8 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from notation_kit import TEACHES_HERMES
 from pydantic import TypeAdapter
-from serve_kit import Server, ended, started
-from small_model import learnable_model, small_model
-from test_serve_conformance import events
+from serve_kit import FLAG, WEB, Server, events, served
+from small_model import small_model
 from test_serve_thoughts import CLOSES, ENDS, LIKES, OPENS, vocabulary
 
 from models.serve.anthropic import as_chat, read_input
@@ -24,12 +22,7 @@ from models.serve.anthropic_blocks import MessagesRequest
 from models.serve.errors import MESSAGES
 from models.serve.replies import failed
 
-WEB = httpx.Client(timeout=60)
 TALK = [{"role": "user", "content": "Set it."}]
-FLAG: dict[str, Any] = {
-    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
-    "additionalProperties": False,
-}  # fmt: skip
 TOOL: dict[str, Any] = {"name": "set", "description": "d", "input_schema": FLAG}
 USE = {"type": "tool_use", "id": "c", "name": "set", "input": {"on": True}}
 RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "done"}
@@ -47,13 +40,6 @@ ASKED: list[dict[str, Any]] = [  # each is a request that the reference allows
     {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "disabled"}},
     {"messages": [*TALK, {"role": "assistant", "content": "I"}]}, {"service_tier": "auto"},
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = started(learnable_model(tmp_path_factory.mktemp("messages")), "-t", "1")
-    yield running
-    assert ended(running) == 0
 
 
 @pytest.fixture(scope="module")
@@ -265,9 +251,8 @@ def test_numbers_that_no_reply_can_hold_are_texts() -> None:
 def thinking(tmp_path_factory: Any) -> Iterator[Server]:
     path: Path = tmp_path_factory.mktemp("thinks") / "small.gguf"
     changes = vocabulary(4, TEACHES_HERMES + ENDS["given"])
-    running = started(small_model(path, changes), "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
+    with served(small_model(path, changes), "--parallel", "2") as running:
+        yield running
 
 
 def test_thoughts_are_blocks_before_the_text(thinking: Server) -> None:

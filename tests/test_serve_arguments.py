@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from notation_kit import TAUGHT, talk, vocabulary
+from serve_kit import FLAG
 from small_model import small_model
 from test_serve_notations import encoded
-from test_serve_tools import FLAG, tool
+from tool_kit import tool
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from serve_kit import ended, started
+from serve_kit import started
 from small_model import small_model
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -101,7 +101,7 @@ def test_a_second_signal_tells_who_waits_to_come_again(tmp_path: Path) -> None:
     """One whose answer is being made, and one who is queued behind it: not that the server has a
     fault, as status 500 would say."""
     path = small_model(tmp_path / "m.gguf", {"llama.context_length": 60_000})
-    server = started(path, "-t", "1", "-c", "0", "--parallel", "1")
+    server = started(path, "-c", "0", "--parallel", "1")
     endless = {"prompt": "abc", "max_tokens": 50_000, "logit_bias": {257: -100}}
 
     def ask() -> httpx.Response:
@@ -114,7 +114,7 @@ def test_a_second_signal_tells_who_waits_to_come_again(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert server.process.poll() is None and not any(a.done() for a in asked)
-        assert ended(server) == 0
+        assert server.end() == 0
         for reply in (a.result() for a in asked):
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
             assert reply.json()["error"]["type"] == "server_error"
@@ -123,7 +123,7 @@ def test_a_second_signal_tells_who_waits_to_come_again(tmp_path: Path) -> None:
 def test_a_second_signal_tells_who_reads_a_stream(tmp_path: Path) -> None:
     """By an event in the stream's own form: it broke off, as where a network fails."""
     path = small_model(tmp_path / "m.gguf", {"llama.context_length": 60_000})
-    server = started(path, "-t", "1", "-c", "0")
+    server = started(path, "-c", "0")
     more = {"logit_bias": {257: -100}, "stream": True}
     asked = [
         ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 2}),
@@ -149,7 +149,7 @@ def test_a_second_signal_tells_who_reads_a_stream(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert server.process.poll() is None and not any(r.done() for r in replies)
-        assert ended(server) == 0
+        assert server.end() == 0
         chat, plain, response = (r.result() for r in replies)
     for events, count in ((chat, 2), (plain, 1)):
         errors = [e["error"] for e in events if "error" in e]

@@ -6,25 +6,16 @@ The client itself is lenient and would take anything; here they are held to stri
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import FLAG, TALK, WEB, Server, events
 
-WEB = httpx.Client(timeout=60)
-TALK = [{"role": "user", "content": "Say something."}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-FLAG = {
-    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
-    "additionalProperties": False,
-}  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": FLAG}}
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": FLAG, "strict": True}
 NAMED = {"type": "function", "function": {"name": "f"}}
@@ -80,22 +71,6 @@ ASKED: list[tuple[str, dict[str, Any], type | None, Any]] = [
     *(("/v1/completions", {"prompt": "ab", **c}, Completion, Completion) for c in COMPLETIONS),
     *(("/v1/responses", {"input": "Hi", **r}, Response, ResponseStreamEvent) for r in RESPONSES),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = started(learnable_model(tmp_path_factory.mktemp("conformance")), "-t", "1")
-    yield running
-    assert ended(running) == 0
-
-
-def events(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and data of server-sent events, read as the HTML standard says."""
-    for block in text.split("\n\n"):
-        lines = [line.partition(": ") for line in block.split("\n") if line[:1] != ":"]
-        told = {field: value for field, _, value in lines if field}
-        if "data" in told and told["data"] != "[DONE]":
-            yield told.get("event", ""), json.loads(told["data"])
 
 
 @pytest.mark.parametrize(

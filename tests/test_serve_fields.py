@@ -4,16 +4,15 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
 from pydantic import ValidationError
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import FLAG, TALK, WEB, Server, served
 
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.text import Plain, Request, begun
@@ -26,17 +25,14 @@ from models.serve.generation import Generation
 from models.serve.inbox import Ended, Inbox
 from models.serve.worker import Ticket
 
-WEB = httpx.Client(timeout=60)
-TALK = [{"role": "user", "content": "Say something."}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = learnable_model(tmp_path_factory.mktemp("fields"))
-    running = started(path, "-t", "1", "--parallel", "2", "--queue", "2")
-    yield running
-    assert ended(running) == 0
+def server(learnable: Path) -> Iterator[Server]:
+    """One that has room for four answers."""
+    with served(learnable, "--parallel", "2", "--queue", "2") as running:
+        yield running
 
 
 def refused(server: Server, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
@@ -216,12 +212,6 @@ def test_a_model_is_found_by_its_name(server: Server) -> None:
 
 def form(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
-
-
-FLAG: dict[str, Any] = {
-    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
-    "additionalProperties": False,
-}  # fmt: skip
 
 
 def given(schema: Any) -> dict[str, Any]:

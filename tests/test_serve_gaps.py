@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from serve_kit import Server, ended, started
-from small_model import byte_alphabet, learnable_model, small_model
+from serve_kit import WEB, Server, served
+from small_model import byte_alphabet, small_model
 
-WEB = httpx.Client(timeout=60)
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")
 
@@ -26,13 +24,12 @@ def vocabulary(marks: tuple[str, ...], bos: bool) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=[(QWEN, False), (DEEPSEEK, True)], ids=["plain", "bos"])
-def served(
+def filling(
     request: pytest.FixtureRequest, tmp_path_factory: Any
 ) -> Iterator[tuple[Server, tuple[str, ...]]]:
     path = small_model(tmp_path_factory.mktemp("gaps") / "m.gguf", vocabulary(*request.param))
-    running = started(path, "-t", "1", "--parallel", "2")
-    yield running, request.param[0]
-    assert ended(running) == 0
+    with served(path, "--parallel", "2") as running:
+        yield running, request.param[0]
 
 
 def said(server: Server, **more: Any) -> dict[str, Any]:
@@ -43,9 +40,11 @@ def said(server: Server, **more: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_gap_is_asked_for_as_its_model_was_taught(served: tuple[Server, tuple[str, ...]]) -> None:
+def test_a_gap_is_asked_for_as_its_model_was_taught(
+    filling: tuple[Server, tuple[str, ...]],
+) -> None:
     """As who writes the marks by hand has it; what a user typed is none of them."""
-    server, (pre, suf, mid) = served
+    server, (pre, suf, mid) = filling
     for before, behind in (("def f(a):\n", "\n    return b"), ("", "b"), (f"a{mid}", f"{pre}b")):
         found = said(server, prompt=before, suffix=behind)
         asked = {"content": before}, {"content": behind}
@@ -63,24 +62,22 @@ def test_a_gap_is_asked_for_as_its_model_was_taught(served: tuple[Server, tuple[
         assert found["usage"]["prompt_tokens"] == len(whole) == plain["usage"]["prompt_tokens"]
 
 
-def test_prompts_of_a_list_have_the_same_suffix(served: tuple[Server, tuple[str, ...]]) -> None:
-    server, _ = served
+def test_prompts_of_a_list_have_the_same_suffix(filling: tuple[Server, tuple[str, ...]]) -> None:
+    server, _ = filling
     both = said(server, prompt=["ab", "c"], suffix="d")["choices"]
     alone = [said(server, prompt=p, suffix="d")["choices"][0]["text"] for p in ("ab", [99])]
     assert [c["text"] for c in both] == alone
 
 
-def test_without_one_it_is_a_completion(served: tuple[Server, tuple[str, ...]]) -> None:
-    server, _ = served
+def test_without_one_it_is_a_completion(filling: tuple[Server, tuple[str, ...]]) -> None:
+    server, _ = filling
     texts = [said(server, prompt="ab", **m)["choices"][0]["text"] for m in ({}, {"suffix": ""})]
     assert texts[0] == texts[1] != said(server, prompt="ab", suffix="c")["choices"][0]["text"]
 
 
-def test_a_model_without_such_tokens_refuses(tmp_path: Any) -> None:
-    running = started(learnable_model(tmp_path), "-t", "1")
+def test_a_model_without_such_tokens_refuses(server: Server) -> None:
     body = {"prompt": "ab", "suffix": "c"}
-    reply = WEB.post(f"{running.url}/v1/completions", json=body)
-    assert ended(running) == 0
+    reply = WEB.post(f"{server.url}/v1/completions", json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "suffix")
     assert error["message"] == "suffix: this model has no tokens for filling in"

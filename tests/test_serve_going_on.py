@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from going_kit import ASKED, TEXT
-from small_model import learnable_model
 
 from models.run.load import Loaded, load
 from models.serve import going_on
@@ -65,13 +64,8 @@ class Mortal:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learnable_model(tmp_path_factory.mktemp("going"))
-
-
-@pytest.fixture(scope="module")
-def loaded(model: Path) -> Iterator[list[Loaded]]:
-    found = [load(model, threads=1) for _ in range(2)]
+def loaded(learnable: Path) -> Iterator[list[Loaded]]:
+    found = [load(learnable, threads=1) for _ in range(2)]
     yield found
     for m in found:
         m.close()

@@ -1,19 +1,17 @@
 """Which pages may ask: of this server, by whatever name, and of sites that were named."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import WEB, Server
 from starlette.responses import PlainTextResponse
 
 from models.serve.guard import Guard
 from models.serve.server import near
 
-WEB = httpx.Client(timeout=60)
 NEAR, FAR = ("127.0.0.1", 80), ("192.0.2.7", 80)
 MAPPED = ("::ffff:127.0.0.1", 80)
 PAGES: list[tuple[str, str, Any, bool]] = [  # origin, host, where it came in, whether it may
@@ -82,13 +80,6 @@ def test_a_server_for_this_machine_alone_has_three_names() -> None:
     assert near("127.0.0.1", 81) == near("::1", 81) == three
     assert near("127.0.0.1", 80)[0] == "http://localhost"
     assert near("0.0.0.0", 81) == near("192.0.2.7", 81) == []
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = started(learnable_model(tmp_path_factory.mktemp("guard")), "-t", "1")
-    yield running
-    assert ended(running) == 0
 
 
 def test_a_browser_may_call_this_machine_by_its_other_name(server: Server) -> None:

@@ -5,14 +5,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 import test_text_parts
 from notation_kit import ODD, ON, TEACHES_HARMONY, WRONG, talk
-from serve_kit import Server, ended, started
+from serve_kit import FLAG, WEB, WORD, Server, served
 from small_model import TINY, byte_alphabet, small_model
-from test_serve_tools import FLAG, FUNCTIONS, TOOLS, WORD, both_ways, heard, joined, tool
+from tool_kit import FUNCTIONS, TOOLS, both_ways, heard, joined, tool
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
@@ -25,7 +24,6 @@ from models.serve.schema import ChatRequest
 from models.serve.tools import Reading, answer_grammar, for_template
 from models.serve.voice import Said
 
-WEB = httpx.Client(timeout=60)
 MARKERS = test_text_parts.HARMONY
 IDS = {marker: 256 + i for i, marker in enumerate(MARKERS)}
 VOCABULARY = {
@@ -182,9 +180,8 @@ def test_a_functions_name_is_no_channels(tokenizer: Tokenizer, header: str) -> N
 
 @pytest.fixture(scope="module")
 def server(model: Any) -> Iterator[Server]:
-    running = started(model, "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
+    with served(model, "--parallel", "2") as running:
+        yield running
 
 
 def answer(server: Server, **more: Any) -> tuple[Any, str]:

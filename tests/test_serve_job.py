@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_model import learnable_model
-from test_models_cli import ggraph_here
+from cli_kit import ROOT, ggraph_here
+from serve_kit import TALK
 
 from ggraph import InputError
 from models.run.load import Loaded, load
@@ -24,9 +24,6 @@ from models.serve.going_on import ALONE, GoingOn
 from models.serve.inside import Inside
 from models.serve.job import Line, Results, read_requests, run
 from models.serve.settings import Settings
-
-ROOT = Path(__file__).parent.parent
-TALK = [{"role": "user", "content": "Say something."}]
 
 
 def requests(path: Path, count: int, tokens: int = 12) -> Path:
@@ -60,11 +57,6 @@ def answers(path: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learnable_model(tmp_path_factory.mktemp("job"))
-
-
 def answer(
     m: Loaded,
     lines: Sequence[Line],
@@ -91,9 +83,9 @@ def answer(
     asyncio.run(all_of_it())
 
 
-def test_a_job_goes_on_from_any_byte_of_its_answers(model: Path, tmp_path: Path) -> None:
+def test_a_job_goes_on_from_any_byte_of_its_answers(learnable: Path, tmp_path: Path) -> None:
     lines = read_requests(requests(tmp_path / "in.jsonl", 15))
-    m = load(model, threads=1)
+    m = load(learnable, threads=1)
     answer(m, lines, tmp_path / "whole.jsonl")
     raw, whole = (tmp_path / "whole.jsonl").read_bytes(), answers(tmp_path / "whole.jsonl")
     assert {s for s, _ in whole.values()} == {200, 400} and len(whole) == 15
@@ -109,10 +101,10 @@ def test_a_job_goes_on_from_any_byte_of_its_answers(model: Path, tmp_path: Path)
 
 
 def test_an_engine_without_room_is_asked_again_and_one_that_fails_ends_a_job(
-    model: Path, tmp_path: Path
+    learnable: Path, tmp_path: Path
 ) -> None:
     lines, out = read_requests(requests(tmp_path / "in", 10)), tmp_path / "out"
-    m = load(model, threads=1)
+    m = load(learnable, threads=1)
     answer(m, lines, out, at_once=8, service=Service(m, Settings(parallel=1, queued=0), 2048))
     assert len(answers(out)) == 10 and {s for s, _ in answers(out).values()} == {200, 400}
     service = Service(m, Settings(parallel=4), 2048)
@@ -145,11 +137,11 @@ def test_each_byte_of_a_torn_line_is_taken_away(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_killed_at_random_has_one_line_for_each_request(
-    model: Path, tmp_path: Path
+    learnable: Path, tmp_path: Path
 ) -> None:
     asked, out, other = requests(tmp_path / "in", 30, 40), tmp_path / "out", tmp_path / "other"
     command = [sys.executable, "-m", "models", "batch", str(asked)]
-    more = ["-m", str(model), "--parallel", "3", "-t", "1", "--json"]
+    more = ["-m", str(learnable), "--parallel", "3", "-t", "1", "--json"]
     r, killed = random.Random(3), 0
     for _ in range(4):
         before = out.stat().st_size if out.exists() else 0

@@ -1,23 +1,19 @@
 """What a client can learn of a response that is kept, and of one that it has not asked for yet."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import ANY
 
-import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseItem
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import TypeAdapter
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import WEB, Server
 
 from models.serve.routing import kept_with
 
-WEB = httpx.Client(timeout=60)
 ASKED: dict[str, Any] = {"model": "m", "max_output_tokens": 4, "temperature": 0}
 TOOL: dict[str, Any] = {
     "type": "function", "name": "set", "strict": True,
@@ -32,14 +28,6 @@ SAID: list[Any] = [
     {"type": "function_call", "call_id": "c", "name": "set", "arguments": '{"on": true}'},
     {"type": "function_call_output", "call_id": "c", "output": "done"},
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = learnable_model(tmp_path_factory.mktemp("kept"))
-    running = started(path, "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
 
 
 def test_what_a_client_notes_on_a_response_is_given_back(server: Server) -> None:

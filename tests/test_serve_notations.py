@@ -29,8 +29,9 @@ from notation_kit import (
     talk,
     vocabulary,
 )  # fmt: skip
+from serve_kit import WORD
 from small_model import small_model
-from test_serve_tools import FUNCTIONS, JSON, TOOLS, WORD, both_ways, joined, told
+from tool_kit import FUNCTIONS, JSON, TOOLS, both_ways, joined, told
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.stream import TextStream

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 from notation_kit import (
@@ -22,12 +21,11 @@ from notation_kit import (
     talk,
     vocabulary,
 )
-from serve_kit import Server, ended, started
+from serve_kit import FLAG, WEB, WORD, Server, served
 from small_model import TINY, small_model
-from test_serve_tools import FLAG, FORM, WORD, joined, tool
+from tool_kit import FORM, joined, tool
 
 TINY2 = TINY.parent / "tiny2"
-WEB = httpx.Client(timeout=60)
 
 
 MARKERS = {
@@ -84,9 +82,8 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Ta
     changes = {"tokenizer.chat_template": TAUGHT[request.param][1]}
     source = MODELS.get(request.param, TINY / "llama_tied")
     path = small_model(folder / "small.gguf", vocabulary(3) | changes, source)
-    running = started(path, "-t", "1", "--parallel", "2")
-    yield Taught(request.param, running)
-    assert ended(running) == 0
+    with served(path, "--parallel", "2") as running:
+        yield Taught(request.param, running)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
@@ -169,12 +166,12 @@ def test_calls_within_channels_are_refused(tmp_path: Path) -> None:
     """Where the template says nothing of them; the model answers without tools."""
     changes = vocabulary(3)
     changes["tokenizer.ggml.tokens"][CALLS] = "<|channel|>"
-    server = started(small_model(tmp_path / "small.gguf", changes), "-t", "1", "--parallel", "2")
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
-    url = f"{server.url}/v1/chat/completions"
-    reply = WEB.post(url, json={**body, "tools": [tool("f", FLAG)]})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
-    assert "leave them out" in reply.json()["error"]["message"]
-    for more in ({}, {"tools": [tool("f", FLAG)], "tool_choice": "none"}):
-        assert WEB.post(url, json={**body, **more}).status_code == 200
-    assert ended(server) == 0
+    path = small_model(tmp_path / "small.gguf", changes)
+    with served(path, "--parallel", "2") as server:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        url = f"{server.url}/v1/chat/completions"
+        reply = WEB.post(url, json={**body, "tools": [tool("f", FLAG)]})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+        assert "leave them out" in reply.json()["error"]["message"]
+        for more in ({}, {"tools": [tool("f", FLAG)], "tool_choice": "none"}):
+            assert WEB.post(url, json={**body, **more}).status_code == 200

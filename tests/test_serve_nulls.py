@@ -1,18 +1,13 @@
 """What a client writes null for is as if it had been left out."""
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
-import httpx
 import pytest
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import TALK, WEB, Server
 
 from models.serve import anthropic_blocks, items, messages, schema
 from models.serve.fields import Body
 
-WEB = httpx.Client(timeout=60)
-TALK = [{"role": "user", "content": "Say something."}]
 NEEDED: dict[str, Any] = {  # of the bodies below, by name
     "role": "user", "content": "a", "text": "a", "output": "a", "input": "a", "prompt": "a",
     "name": "f", "function": {"name": "f"}, "call_id": "c", "id": "0", "created": 0, "lane": 0,
@@ -60,14 +55,6 @@ def test_null_is_what_is_left_out(body: type[Body]) -> None:
     for name, field in body.model_fields.items():
         if not field.is_required() and (body, name) != OTHERWISE:
             assert body.model_validate({**asked, field.alias or name: None}) == whole, name
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = learnable_model(tmp_path_factory.mktemp("nulls"))
-    running = started(path, "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
 
 
 def call(**arguments: Any) -> list[dict[str, Any]]:

@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
@@ -74,13 +73,6 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield web
     process.terminate()
     process.communicate()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = started(learnable_model(tmp_path_factory.mktemp("page")), "-t", "1")
-    yield running
-    assert ended(running) == 0
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import httpx
 import pytest
 from going_kit import ASKED, CHAT, ENDLESS, TALK, TEXT, bare, words
 from prometheus_client.parser import text_string_to_metric_families
-from small_model import learnable_model
 
 ROOT = Path(__file__).parent.parent
 os.environ["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"  # of the replicas
@@ -46,14 +45,9 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {  # streams that take a while
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learnable_model(tmp_path_factory.mktemp("ray"))
-
-
-@pytest.fixture(scope="module")
-def given(model: Path) -> dict[str, Any]:
+def given(learnable: Path) -> dict[str, Any]:
     return {
-        "model": str(model), "replicas": 2, "threads": 1, "parallel": 8, "cpus": 0.01,
+        "model": str(learnable), "replicas": 2, "threads": 1, "parallel": 8, "cpus": 0.01,
         "silence": 6.0, "health_period": 2.0, "keys": ("secret",),
     }  # fmt: skip
 
@@ -70,9 +64,9 @@ def cluster(given: dict[str, Any]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def wanted(model: Path) -> dict[str, Any]:
+def wanted(learnable: Path) -> dict[str, Any]:
     """What a server says that nobody kills."""
-    m = load(model, threads=1)
+    m = load(learnable, threads=1)
 
     async def run() -> dict[str, Any]:
         inside, found = Inside(make_app(Service(m, Settings(parallel=4), 4096))), {}
@@ -237,9 +231,9 @@ def test_another_version_comes_without_a_lost_request(
     assert set(found) == set(LONG)
 
 
-def test_a_failed_engine_is_replaced(model: Path, wanted: dict[str, Any]) -> None:
+def test_a_failed_engine_is_replaced(learnable: Path, wanted: dict[str, Any]) -> None:
     """Nobody kills its process: the health check says so."""
-    options = Options(model=model, threads=1, cpus=0.01, replicas=2)
+    options = Options(model=learnable, threads=1, cpus=0.01, replicas=2)
     name, deployed = "fragile", serve.deployment(
         name="replica", num_replicas=2, health_check_period_s=1,
         ray_actor_options={"num_cpus": 0.01},
@@ -263,7 +257,7 @@ def test_a_failed_engine_is_replaced(model: Path, wanted: dict[str, Any]) -> Non
 
 
 def test_replicas_follow_the_queue(
-    model: Path, given: dict[str, Any], wanted: dict[str, Any]
+    learnable: Path, given: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     """More clients, more replicas; none, and there is one again."""
     soon = {

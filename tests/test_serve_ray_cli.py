@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 from going_kit import ENDLESS, TEXT, words
-from small_model import learnable_model
 from test_serve_job import answers, requests
 
 ROOT = Path(__file__).parent.parent
@@ -29,11 +28,6 @@ ENV = {
 }  # fmt: skip
 BIN = Path(sys.executable).parent
 LONG = {"prompt": "abc", "max_tokens": 400, "stream": True, "seed": 1, "logit_bias": ENDLESS}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learnable_model(tmp_path_factory.mktemp("ray_cli"))
 
 
 def port() -> int:
@@ -107,9 +101,9 @@ def check_ended(said: Any, process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None and process.stdout.read() == ""
 
 
-def test_serve_begins_a_ray_that_ends_with_it(model: Path, cluster: Any) -> None:
+def test_serve_begins_a_ray_that_ends_with_it(learnable: Path, cluster: Any) -> None:
     """Also where a cluster runs on the machine."""
-    asked = ggraph("serve", *on_ray(model, "--replicas", "2", "--port", "0"))
+    asked = ggraph("serve", *on_ray(learnable, "--replicas", "2", "--port", "0"))
     with started(*asked) as process:
         url = told(process)["url"]
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ok"
@@ -120,11 +114,11 @@ def test_serve_begins_a_ray_that_ends_with_it(model: Path, cluster: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["", "ray://"])
-def test_serve_joins_a_cluster_and_leaves_it(model: Path, cluster: Any, kind: str) -> None:
+def test_serve_joins_a_cluster_and_leaves_it(learnable: Path, cluster: Any, kind: str) -> None:
     own, clients, head = cluster
     address = f"ray://127.0.0.1:{clients}" if kind else f"127.0.0.1:{own}"
     with started(
-        *ggraph("serve", *on_ray(model, "--ray-address", address, "--port", str(port())))
+        *ggraph("serve", *on_ray(learnable, "--ray-address", address, "--port", str(port())))
     ) as process:
         url = told(process)["url"]
         names = descendants(head.pid).values()
@@ -139,12 +133,12 @@ def test_serve_joins_a_cluster_and_leaves_it(model: Path, cluster: Any, kind: st
 
 
 def test_serve_run_takes_a_config_file_and_a_line(
-    model: Path, cluster: Any, tmp_path: Path
+    learnable: Path, cluster: Any, tmp_path: Path
 ) -> None:
     """Two models behind one proxy, each at a route of its own."""
     own, at = cluster[0], port()
     config = tmp_path / "config.yaml"
-    small = {"model": str(model), "threads": 1, "cpus": 0.1}
+    small = {"model": str(learnable), "threads": 1, "cpus": 0.1}
     application = {
         "name": "one", "route_prefix": "/one", "import_path": "ggraph_models.serve.ray_app:build",
         "args": {**small, "replicas": 2, "keys": ["secret"]},
@@ -195,17 +189,17 @@ def grown(path: Path, size: int, process: subprocess.Popen[str]) -> None:
 
 
 def test_a_job_has_one_line_for_each_request_whoever_is_killed(
-    model: Path, cluster: Any, tmp_path: Path
+    learnable: Path, cluster: Any, tmp_path: Path
 ) -> None:
     """Replicas and the command itself are killed, on a cluster and on a Ray of its own."""
     asked, out, other = requests(tmp_path / "in", 120, 60), tmp_path / "out", tmp_path / "other"
-    alone = ggraph("batch", asked, other, "-m", model, "-t", "1", "--parallel", "3", "--json")
+    alone = ggraph("batch", asked, other, "-m", learnable, "-t", "1", "--parallel", "3", "--json")
     subprocess.run(alone, cwd=ROOT, env=ENV, check=True, stdout=subprocess.DEVNULL)
     whole, r = other.stat().st_size, random.Random(5)
     address = ("--ray-address", f"127.0.0.1:{cluster[0]}")
     places: list[tuple[str, ...]] = [address, address, (), ()]
     for i, place in enumerate(places):
-        command = ggraph("batch", asked, out, *on_ray(model, "--replicas", "2", *place))
+        command = ggraph("batch", asked, out, *on_ray(learnable, "--replicas", "2", *place))
         with started(*command) as process:
             root = cluster[2] if place else process
             grown(out, (out.stat().st_size if out.exists() else 0) + 1, process)
@@ -228,25 +222,25 @@ def refusal(*arguments: str | Path) -> str:
     return done.stderr
 
 
-def test_what_cannot_be_had_is_said_in_a_line(model: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_said_in_a_line(learnable: Path, tmp_path: Path) -> None:
     asked = requests(tmp_path / "in", 1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         busy = str(taken.getsockname()[1])
         assert f"cannot listen on 127.0.0.1:{busy}" in refusal(
-            "serve", *on_ray(model, "--port", busy)
+            "serve", *on_ray(learnable, "--port", busy)
         )
     assert "no model at" in refusal("serve", *on_ray(tmp_path / "none"))
-    assert "--parallel 99" in refusal("serve", *on_ray(model, "--parallel", "99"))
+    assert "--parallel 99" in refusal("serve", *on_ray(learnable, "--parallel", "99"))
     few = ("--replicas", "3", "--most-replicas", "2")
-    assert "max_replicas" in refusal("serve", *on_ray(model, *few))
-    assert "names no device" in refusal("serve", *on_ray(model, "--device", ","))
+    assert "max_replicas" in refusal("serve", *on_ray(learnable, *few))
+    assert "names no device" in refusal("serve", *on_ray(learnable, "--device", ","))
     assert "needs HOST:PORT" in refusal(
-        "batch", asked, tmp_path / "out", *on_ray(model, "--ray-address", "ray://127.0.0.1:1")
+        "batch", asked, tmp_path / "out", *on_ray(learnable, "--ray-address", "ray://127.0.0.1:1")
     )
     assert "cannot join Ray at 127.0.0.1:1" in refusal(
-        "serve", *on_ray(model, "--ray-address", "127.0.0.1:1")
+        "serve", *on_ray(learnable, "--ray-address", "127.0.0.1:1")
     )
-    far = refusal("serve", *on_ray(model, "--port", "0", "--ctx-size", "99999999"))
+    far = refusal("serve", *on_ray(learnable, "--port", "0", "--ctx-size", "99999999"))
     assert "Ray cannot serve this" in far and "context of 99999999 tokens" in far

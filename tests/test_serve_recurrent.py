@@ -1,11 +1,12 @@
 """Recurrent models behind the server: what everybody hears is what they would hear alone."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from mtp_kit import QWEN, TINY2, with_draft_layer
-from serve_kit import Server, ended, started
+from serve_kit import Server, served
 from small_model import small_model
 
 from ggraph.decode.sampler import SamplerConfig
@@ -38,18 +39,16 @@ def test_many_clients_hear_what_each_would_alone(name: str, tmp_path: Path) -> N
     source = with_draft_layer(QWEN, tmp_path / "mtp") if name == QWEN else TINY2 / name
     path = small_model(tmp_path / "small.gguf", source=source)
     own = ("--head", str(path)) if name == QWEN else ()
-    running = started(path, "-t", "1", "--parallel", "4", "--queue", "12", *own)
-    alone = load(path, threads=1)
-    try:
+    with (
+        served(path, "--parallel", "4", "--queue", "12", *own) as running,
+        closing(load(path, threads=1)) as alone,
+    ):
         names = [["suffix"], [], ["head"] if own else ["suffix"], ["tree"] if own else ["lookup"]]
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda i: said(running, PROMPTS[i], 40, names[i % 4]), range(8)))
         for prompt, text in zip(PROMPTS, found, strict=True):
             wanted = text_alone(alone, prompt, 40)  # which ends with the first end token
             assert text.startswith(wanted) and wanted
-    finally:
-        alone.close()
-        assert ended(running) == 0
 
 
 def spoken(server: Server, messages: list[dict[str, str]]) -> tuple[str, int, int]:
@@ -67,9 +66,8 @@ def test_a_conversation_goes_on_from_its_messages(tmp_path: Path) -> None:
     """Although its template takes back what it wrote behind them: a state is kept before that."""
     changes = {"tokenizer.chat_template": THINKING}
     path = small_model(tmp_path / "small.gguf", source=TINY2 / QWEN, changes=changes)
-    options = "-t", "1", "--parallel", "2", "--disk-cache", str(tmp_path / "disk")
-    running = started(path, *options)
-    try:
+    options = "--parallel", "2", "--disk-cache", str(tmp_path / "disk")
+    with served(path, *options) as running:
         messages = [{"role": "user", "content": "to be or not to be, " * 4}]
         text, whole, cached = spoken(running, messages)
         assert cached == 0 and whole > 64
@@ -77,11 +75,6 @@ def test_a_conversation_goes_on_from_its_messages(tmp_path: Path) -> None:
         _, longer, cached = spoken(running, messages)
         assert cached == whole - 1 - len("assistant\n") - 2  # two markers, letters, a line's end
         assert longer > whole
-    finally:
-        assert ended(running) == 0
-    again = started(path, *options)  # another process, which has the state from the disk
-    try:
+    with served(path, *options) as again:  # another process, which has the state from the disk
         _, _, cached = spoken(again, messages[:1])
         assert cached == whole - 1 - len("assistant\n") - 2
-    finally:
-        assert ended(again) == 0

@@ -2,15 +2,13 @@
 
 import json
 import tracemalloc
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from serve_kit import Server, ended, started
-from small_model import learnable_model
+from serve_kit import FLAG, Server
 
 from ggraph import GgraphError
 from models.serve.conversations import Conversations, Kept, messages_of
@@ -19,24 +17,12 @@ from models.serve.replies import Whole
 from models.serve.responses import Responses, Turn, output_of
 from models.serve.schema import ResponsesRequest
 
-FLAG: dict[str, Any] = {
-    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
-    "additionalProperties": False,
-}  # fmt: skip
 TOOL: dict[str, Any] = {"type": "function", "name": "set", "parameters": FLAG, "strict": True}
 ASKED: dict[str, Any] = {"model": "m", "max_output_tokens": 12, "temperature": 0}
 CALLING: dict[str, Any] = {
     "model": "m", "input": "Set it.", "tools": [TOOL], "tool_choice": "required",
     "max_output_tokens": 100,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = learnable_model(tmp_path_factory.mktemp("responses"))
-    running = started(path, "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
 
 
 def kinds(events: list[Any]) -> list[str]:
@@ -101,7 +87,7 @@ def test_a_tool_is_called_whole_and_in_events(server: Server) -> None:
     )
 
 
-def test_free_answers_with_tools_are_text_or_calls(server: Server) -> None:
+def test_free_answers_beside_tools_come_whole_and_in_events(server: Server) -> None:
     free = {**CALLING, "tool_choice": "auto", "temperature": 1.0, "max_output_tokens": 40}
     for seed in range(4):
         more = {"seed": seed}

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from notation_kit import ON, TEACHES_HERMES, WRONG, hermes
-from serve_kit import Server, ended, started
+from serve_kit import FLAG, WEB, Server, served
 from small_model import byte_alphabet, small_model
-from test_serve_tools import FLAG, FORM, TOOLS, joined, tool
+from tool_kit import FORM, TOOLS, joined, tool
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.stream import THINK, THOUGHT, TextStream
@@ -22,7 +21,6 @@ from models.serve.grammar import Grammars
 from models.serve.notations import HERMES, LLAMA, TAGS, Notation
 from models.serve.tools import answer_grammar
 
-WEB = httpx.Client(timeout=60)
 OPENS, CLOSES = 258, 259  # the ids of the markers
 ENDS = {
     "given": "{%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
@@ -143,9 +141,8 @@ def fits(tokenizer: Tokenizer, notation: Notation, written: str, **options: Any)
 def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Server]:
     path: Path = tmp_path_factory.mktemp("thinks") / "small.gguf"
     changes = vocabulary(4, TEACHES_HERMES + ENDS[request.param])
-    running = started(small_model(path, changes), "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
+    with served(small_model(path, changes), "--parallel", "2") as running:
+        yield running
 
 
 def tokenizer_of(server: Server) -> Tokenizer:

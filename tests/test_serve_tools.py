@@ -3,20 +3,33 @@ pieces, and what of it reaches a client."""
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import jsonschema
 import numpy as np
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_kit import Server, ended, started
-from small_model import learnable_model, small_model
+from serve_kit import FLAG, WEB, Server
+from small_model import small_model
+from tool_kit import (
+    CLOSE,
+    FORM,
+    FUNCTIONS,
+    JSON,
+    OPEN,
+    SERVICE,
+    SILENT,
+    TOOLS,
+    both_ways,
+    call,
+    data_of,
+    joined,
+    told,
+    tool,
+)
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
@@ -27,40 +40,21 @@ from models.serve.errors import Refused
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
 from models.serve.inbox import NOTHING_YET, Ended, Inbox
-from models.serve.messages import Message, Tool
+from models.serve.messages import Message
 from models.serve.notations import HERMES
 from models.serve.replies import DONE, PING, Dialect, Events
 from models.serve.responses import Responses, Turn
 from models.serve.schema import ChatRequest, ResponsesRequest
 from models.serve.tools import Reading, answer_grammar, for_template
-from models.serve.voice import Chance, Said
+from models.serve.voice import Said
 from models.serve.worker import Ticket
 
-WEB = httpx.Client(timeout=60)
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FLAG: dict[str, Any] = {
-    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
-    "additionalProperties": False,
-}  # fmt: skip
 WORD: dict[str, Any] = {
     "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"],
     "additionalProperties": False,
 }  # fmt: skip
-ELSEWHERE = {**FLAG, "properties": {"on": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "null"}}}
 
 
-def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-def call(name: str, arguments: str) -> str:
-    return f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{CLOSE}'
-
-
-TOOLS = [
-    Tool.model_validate(tool(n, s))
-    for n, s in (("f", FLAG), ("ff", WORD), ("g", None), ("refers", ELSEWHERE))
-]
 F, FF = call("f", '{"on": true}'), call("ff", f'{{"word": "a{OPEN}b{CLOSE}c"}}')
 G, REFERS = call("g", '{"any": [1.50, 1e999]}'), call("refers", '{"on": null}')
 THOUGHT = "<think>a < b, no <tool> yet</think>\n\n<b>So</b>"
@@ -80,7 +74,6 @@ FREE: dict[str, Any] = {}
 FORMED: dict[str, Any] = {"schema": FLAG}
 DEMANDED: dict[str, Any] = {"demanded": True}
 ONE: dict[str, Any] = {"several": False}
-JSON = '{"on": false}'
 PASSES = [
     (FREE, ""), (FREE, "text"), (FREE, THOUGHT), (FREE, "<"), (FREE, OPEN[:-1]), (FREE, JSON),
     (FREE, F), (FREE, FF + F), (FREE, f"{F}\n{G}\n"), (FREE, REFERS), (FREE, "Let me look.\n" + F),
@@ -151,7 +144,6 @@ def test_a_form_that_becomes_too_dear_is_refused_and_no_end(
 
 # ----- how it is read
 
-FUNCTIONS = {t.function.name: t.function.parameters for t in TOOLS}
 READING = Reading(FUNCTIONS, HERMES)
 
 
@@ -247,51 +239,6 @@ def test_templates_are_told_which_call_a_result_is_of() -> None:
 # ----- what reaches a client
 
 
-SILENT: Any = None  # metrics of answers that nobody measures
-SERVICE: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
-
-
-def told(texts: Sequence[str], finish: str, dialect: Dialect, chances: bool) -> Answers:
-    """Answers that say these texts, some letters at a time."""
-    chance = Chance(97, -1.0) if chances else None
-    cut = ([Said(97, t[at : at + 3], chance) for at in range(0, len(t), 3)] for t in texts)
-    return heard(list(cut), finish)
-
-
-def heard(answers: Sequence[Sequence[Said]], finish: str) -> Answers:
-    """Answers whose tokens say this."""
-    inbox = Inbox(eager=True)
-    for index, said in enumerate(answers):
-        for what in said:
-            inbox.put((index, what))
-        t: Any = SimpleNamespace(ended=finish, new=5, reused=0, drafted=0, accepted=0)
-        inbox.put((index, Ended(t)))
-    return Answers([Ticket(i, inbox) for i in range(len(answers))], inbox, 3)
-
-
-def both_ways(asked: Callable[[], Asked]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The choices of a whole reply, and the events of the same in pieces."""
-    generation = Generation(SERVICE, SILENT)
-
-    async def whole() -> dict[str, Any]:
-        return await generation.whole(asked())
-
-    async def events() -> Events:
-        async for e in generation.events(asked()):
-            yield e
-
-    return asyncio.run(whole())["choices"], data_of(events())
-
-
-def data_of(events: Events) -> list[dict[str, Any]]:
-    async def run() -> bytes:
-        return b"".join([e async for e in events])
-
-    lines = asyncio.run(run()).decode().splitlines()
-    found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    return [json.loads(d) for d in found if d != "[DONE]"]
-
-
 SAID = [
     (["Let me look.\n" + F, F + FF], "stop", "tool_calls"),
     ([THOUGHT + "\n" + FF, THOUGHT + FF + F], "stop", "tool_calls"),
@@ -328,17 +275,6 @@ def test_a_stream_is_the_whole_answer(
         assert len(calls) == text.count("\n" + CLOSE)
     ids = [c["id"] for _, calls, *_ in streamed for c in calls]
     assert len(ids) == len(set(ids))
-
-
-def joined(events: list[dict[str, Any]], index: int) -> tuple[str, list[Any], list[Any], str]:
-    """Text, calls, chances and end of a streamed choice."""
-    found = [c for e in events for c in e["choices"] if c["index"] == index]
-    deltas = [c["delta"] for c in found]
-    calls = [c for d in deltas for c in d.get("tool_calls", ())]
-    assert [c.pop("index") for c in calls] == list(range(len(calls)))
-    logprobs = [e for c in found for e in (c.get("logprobs") or {}).get("content", ())]
-    text = "".join(d.get("content", "") for d in deltas)
-    return text, calls, logprobs, found[-1]["finish_reason"]
 
 
 @pytest.mark.parametrize(
@@ -431,15 +367,6 @@ def test_what_fails_amid_an_answer_is_told_in_every_form(
 # ----- a server that is asked for both a form and calls
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path: Path = learnable_model(tmp_path_factory.mktemp("tools"))
-    running = started(path, "-t", "1", "--parallel", "2")
-    yield running
-    assert ended(running) == 0
-
-
-FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": WORD}}
 FLAT_FORM = {"format": {"type": "json_schema", "name": "a", "schema": WORD}}
 LIKES = {  # the model's first letter, and that it then ends as soon as it may
     "text": {str(ord("{")): 50, str(ord('"')): 80, "257": 100},

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import openai
 import pytest
-from serve_kit import ended, started
+from serve_kit import served
 from serving_kit import CONTEXT, World, differences, history
 from small_model import small_model
 from test_serving_heads import Noting, always, best, finish
@@ -96,8 +97,10 @@ def test_blocks_that_find_no_spare_slots_are_not_drafted(
 
 
 def test_it_is_served(path: Path) -> None:
-    running, alone = started(path, "-t", "1", "--head", str(DRAFTER)), load(path, threads=1)
-    try:
+    with (
+        served(path, "--head", str(DRAFTER)) as running,
+        closing(load(path, threads=1)) as alone,
+    ):
         for drafters in (["head"], ["suffix", "head"]):
             wish = {"speculative": {"drafters": drafters, "most": 6}, "temperature": 0.0}
             reply = running.client.completions.create(
@@ -110,6 +113,3 @@ def test_it_is_served(path: Path) -> None:
             running.client.completions.create(
                 model="any", prompt="to", extra_body={"speculative": {"drafters": ["tree"]}}
             )
-    finally:
-        alone.close()
-        assert ended(running) == 0

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_kit import GOLDEN, NAMES, TOLERANCE, folder, spread_error
 from safetensors.numpy import load_file, save_file
-from test_models_golden import GOLDEN, NAMES, TOLERANCE, spread_error
 from test_models_options import ATTENDING, biased, biased_ernie
-from test_models_unsaid import folder
 from typer.testing import CliRunner
 
 from ggraph import ModelError, dtypes

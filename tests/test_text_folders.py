@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_kit import ggraph
 from hf_folders import SAID, TEMPLATE, byte_level, hf_folder, sentence_piece
 from hypothesis import given
 from hypothesis import strategies as st
-from test_models_cli import ggraph
 from test_text_gguf_keys import LLAMA3, QWEN2
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import tokenizers
+from cli_kit import ggraph, ggraph_here, refused
 from hf_folders import MARKERS, SAID, byte_level, chatting, hf_folder, sentence_piece
 from hypothesis import given
 from hypothesis import strategies as st
 from small_model import TINY
-from test_models_cli import ggraph, ggraph_here, refused
 
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.errors import FormatError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_model import byte_alphabet
-from test_serve_tools import both_ways, heard
+from tool_kit import both_ways, heard
 
 from ggraph.text.prompt import prompt_ids
 from ggraph.text.stream import TextStream

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_kit import ggraph
 from hf_folders import byte_level, hf_folder
 from hypothesis import example, given
 from hypothesis import strategies as st
 from small_model import small_model
 from test_decode_tokenizer import small, smollm2
-from test_models_cli import ggraph
 from test_models_smollm2 import PROMPTS
 
 from ggraph.errors import InputError
