@@ -22,8 +22,9 @@ from typing import Protocol
 
 from ggraph.door import fit
 from ggraph.dtype import F16, DType
+from ggraph.formats.lazy_array import Storage
 from ggraph.graph import Graph
-from ggraph.tensor import Array, Tensor
+from ggraph.tensor import Tensor
 
 REPLAYED = 65  # most rows of a step with a draft: its longest, and the last token of the text
 LOG = 96  # rows that such a step may be padded to
@@ -90,6 +91,6 @@ class CausalModel(Protocol):
         """The graph of one step, with the inputs and outputs named above."""
         ...
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of the weight `t` of a built graph."""
         ...
