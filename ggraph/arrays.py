@@ -14,6 +14,7 @@ import numpy as np
 
 from ggraph.errors import GgraphError, InputError, ModelError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+from ggraph.formats.lazy_array import LazyArray, Storage
 from ggraph.formats.quantise import WRITABLE
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import to_storage
@@ -22,7 +23,7 @@ from ggraph.tensor import Array, Kind, Tensor
 FEW = 32  # numbers up to which Python finds the greatest sooner than NumPy: 1.2 and 1.4 us
 _UNSIGNED: Mapping[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
-WeightSource = Callable[[Tensor], Array]
+WeightSource = Callable[[Tensor], Storage]
 Weights = WeightSource | Checkpoint | Mapping[str, "Array | RawTensor"]
 
 
@@ -49,14 +50,14 @@ def _found(t: Tensor, held: Mapping[str, object]) -> object:
     return held[t.name]
 
 
-def weight_storage(t: Tensor, given: object) -> Array:
+def weight_storage(t: Tensor, given: object) -> Storage:
     """The storage of weight `t`. ModelError for another type, shape or dtype."""
     if isinstance(given, RawTensor):
         if (given.dtype, given.shape) != (t.dtype, t.shape):
             had = f"{given.dtype}{list(given.shape)}"
             raise ModelError(f"weight {t.name!r}: expected {t.dtype}{list(t.shape)}, got {had}")
-        given = given.data
-    array = _array(t, given, ModelError)
+        given = given.storage
+    array = given if isinstance(given, LazyArray) else _array(t, given, ModelError)
     if not _is_storage(t, array):
         raise ModelError(f"{_refusal(t, array)}{_advice(t, array)}")
     return array
@@ -109,15 +110,15 @@ def _array(t: Tensor, given: object, error: type[GgraphError]) -> Array:
     return array
 
 
-def _is_storage(t: Tensor, array: Array) -> bool:
+def _is_storage(t: Tensor, array: Storage) -> bool:
     return bool(array.dtype == t.dtype.np) and array.shape == storage_shape(t.shape, t.dtype)
 
 
-def _refusal(t: Tensor, array: Array, also: str = "") -> str:
+def _refusal(t: Tensor, array: Storage, also: str = "") -> str:
     return f"{_name(t)}: expected {_wanted(t)}{also}, got {array.dtype} {list(array.shape)}"
 
 
-def _advice(t: Tensor, array: Array) -> str:
+def _advice(t: Tensor, array: Storage) -> str:
     """What to do with an array of the right numbers in another form."""
     if array.dtype.kind != "f" or array.shape != t.shape or not t.dtype.is_float:
         return ""

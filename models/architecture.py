@@ -13,6 +13,7 @@ import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import LazyArray, Storage, numbers, taken
 from ggraph.ops.rope import MODES
 
 from .blocks import Step
@@ -193,10 +194,11 @@ def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: Decode
             sizes[0] *= 2  # queries bring a gate along
         if t.shape[0] != sum(sizes):
             raise ModelError(f"{name!r}: expected {sum(sizes)} rows, got {t.shape[0]}")
+        rows = numbers(t.storage)
         for part, size in zip(parts, sizes, strict=True):
             title = f"blk.{layer}.{part}.{last}"
-            shape = (size, *t.shape[1:])
-            found[title] = RawTensor(title, t.dtype, shape, t.data[at : at + size])
+            own = taken(t.storage, rows[at : at + size])
+            found[title] = RawTensor(title, t.dtype, (size, *t.shape[1:]), own)
             at += size
     return found
 
@@ -220,20 +222,22 @@ def halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
     if len(t.shape) != 3 or t.shape[1] % len(parts):
         raise ModelError(f"{t.name!r}: experts' {' and '.join(parts)} of shape {list(t.shape)}")
     found: Tensors = {}
-    for part, data in zip(parts, np.split(t.data, len(parts), axis=1), strict=True):
-        title, shape = f"{lead}_{part}_exps.weight", (*data.shape[:2], t.shape[2])
-        found[title] = RawTensor(title, t.dtype, shape, np.ascontiguousarray(data))
+    each = np.split(numbers(t.storage), len(parts), axis=1)
+    for part, rows in zip(parts, each, strict=True):
+        title, shape = f"{lead}_{part}_exps.weight", (*rows.shape, t.shape[2])
+        found[title] = RawTensor(title, t.dtype, shape, taken(t.storage, rows))
     return found
 
 
-def changed(t: RawTensor, data: Any) -> RawTensor:
+def changed(t: RawTensor, data: Storage) -> RawTensor:
     """The same tensor with other values; of a block type with other rows, of the same width."""
-    if t.dtype.is_block and data.shape[-1] != t.data.shape[-1]:
+    if t.dtype.is_block and data.shape[-1] != t.storage.shape[-1]:
         raise ValueError(f"{t.name!r}: columns of {t.dtype}{list(t.shape)} cannot be taken apart")
     shape = (*data.shape[:-1], t.shape[-1]) if t.dtype.is_block else tuple(data.shape)
-    return replace(t, shape=shape, data=np.ascontiguousarray(data))
+    own = data if isinstance(data, LazyArray) else np.ascontiguousarray(data)
+    return replace(t, shape=shape, storage=own)
 
 
 def plain(t: RawTensor) -> RawTensor:
     """The same tensor with values that can be put in any order: those of blocks in float32."""
-    return replace(t, dtype=dtypes.F32, data=t.float32()) if t.dtype.is_block else t
+    return replace(t, dtype=dtypes.F32, storage=t.float32()) if t.dtype.is_block else t

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape, Masked
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import Storage
 
 from . import blocks, latent
 from .blocks import Step
@@ -100,7 +101,7 @@ class Head:
         """The graph of one draft step (see `ggraph.decode.draft.head`)."""
         return build(self, shape)
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight of the head, or one borrowed from the target."""
         return own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 

@@ -19,6 +19,7 @@ from ggraph.errors import FormatError
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import read_gguf
 from ggraph.formats.hf import read_json, read_weights
+from ggraph.formats.lazy_array import LazyArray
 
 from .architecture import Architecture, by_pairs
 from .blocks import DOWN, UP
@@ -166,7 +167,7 @@ def _on(model: Model, adapter: Adapter, factor: float) -> Iterator[tuple[str, Ar
         grown = _plain(name, ordered * np.float32(adapter.scale(len(a)) * factor))
         for part, rows in architecture.parted({name: grown}, model.config).items():
             held, shape = model.catalogue.get(part), (rows.shape[0], a.shape[1])
-            if held is None or not np.may_share_memory(held.data, base.data):
+            if held is None or not _as_stored(held, base):
                 raise ModelError(
                     f"{path}: {given!r} cannot be adapted: ggraph keeps this matrix in another "
                     "form than its file"
@@ -174,6 +175,14 @@ def _on(model: Model, adapter: Adapter, factor: float) -> Iterator[tuple[str, Ar
             if held.shape != shape:
                 raise ModelError(f"{path}: {given!r} is {list(held.shape)}, not {list(shape)}")
             yield part, a, rows.data
+
+
+def _as_stored(t: RawTensor, base: RawTensor) -> bool:
+    """Whether rows of a file's tensor are those of one of ours, in their order."""
+    held, whole = t.storage, base.storage
+    if isinstance(held, LazyArray):
+        return held is whole or (held.whole is not None and held.whole is whole)
+    return not isinstance(whole, LazyArray) and np.may_share_memory(held, whole)
 
 
 def _by_pairs_alone(a: Architecture, c: DecoderConfig) -> bool:
@@ -199,13 +208,13 @@ def _matrices(model: Model, adapter: Adapter) -> dict[str, tuple[str, RawTensor]
     renamed = sanitize(named, model.config, a)
     if own.format == "gguf":
         same = applied(a, a.sanitize, renamed, model.config)
-        titles = {id(t.data): title for title, t in same.items() if title in own.tensors}
-        kept = {t.name: titles[id(t.data)] for t in named.values() if id(t.data) in titles}
+        titles = {id(t.storage): title for title, t in same.items() if title in own.tensors}
+        kept = {t.name: titles[id(t.storage)] for t in named.values() if id(t.storage) in titles}
         return {given: (title, own.tensors[title]) for given, title in kept.items()}
-    titles = {id(t.data): title for title, t in renamed.items()}
+    titles = {id(t.storage): title for title, t in renamed.items()}
     held = text_part(own)[1]
     return {
-        t.name: (titles[id(t.data)], held[n])
+        t.name: (titles[id(t.storage)], held[n])
         for n, t in named.items()
-        if n in held and id(t.data) in titles
+        if n in held and id(t.storage) in titles
     }

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, InputError, ModelError, Tensor, dtypes
+from ggraph import Graph, InputError, ModelError, Tensor, dtypes
 from ggraph.decode.model import StepShape
 from ggraph.errors import FormatWarning
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.lazy_array import Storage, stacked
 from ggraph.tensor import Kind
 
 from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors, halves
@@ -100,9 +101,9 @@ class Model:
                 f"{self.config.architecture}: no place for tensor {left[0]!r}{more} in this model"
             )
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight."""
-        return self.catalogue[t.name.removeprefix(self.prefix)].data
+        return self.catalogue[t.name.removeprefix(self.prefix)].storage
 
     def reaching(self, context: int) -> "Model":
         """The same model for texts of up to `context` positions. LongRoPE turns all of a text that
@@ -330,5 +331,5 @@ def _stack(title: str, parts: Mapping[int, RawTensor], count: int) -> RawTensor:
     first = parts[0]
     if any((p.shape, p.dtype) != (first.shape, first.dtype) for p in parts.values()):
         raise ModelError(f"{title}: the experts differ in shape or dtype")
-    data = np.stack([parts[i].data for i in range(count)])
-    return RawTensor(title, first.dtype, (count, *first.shape), data)
+    each = [parts[i].storage for i in range(count)]
+    return RawTensor(title, first.dtype, (count, *first.shape), stacked(each))

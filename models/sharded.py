@@ -27,7 +27,8 @@ import numpy as np
 from ggraph import Graph, ModelError, Tensor, ops, scope
 from ggraph.decode.model import StepShape
 from ggraph.dtype import DType
-from ggraph.tensor import Array, Kind
+from ggraph.formats.lazy_array import Storage, columns_taken, numbers, taken
+from ggraph.tensor import Kind
 
 from . import blocks
 from .blocks import Step, Stored
@@ -58,13 +59,16 @@ class Cut:
     first: int = 0
     count: int = 0
 
-    def of(self, whole: Array) -> Array:
+    def of(self, whole: Storage) -> Storage:
         """This part of the storage of the whole."""
         if not self.count:
             return whole
-        return np.ascontiguousarray(np.take(whole, range(*self._bounds(whole)), self.axis))
+        entries = np.arange(*self._bounds())
+        if self.axis == len(self.shape) - 1 > 0:
+            return columns_taken(whole, entries)
+        return taken(whole, np.take(numbers(whole), entries, self.axis))
 
-    def _bounds(self, whole: Array) -> tuple[int, int]:
+    def _bounds(self) -> tuple[int, int]:
         """Entries of the storage: bytes along the last axis of blocks, elements else."""
         last = self.axis == len(self.shape) - 1
         if not (last and self.dtype.is_block):
@@ -256,7 +260,7 @@ class ShardedModel(Model):
         self.check_used(self.sharding.part_of(t.name)[0] for t in graph.leaves(Kind.WEIGHT))
         return graph
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight, or of a part of one."""
         whole, part = self.sharding.part_of(t.name)
-        return part.of(self.catalogue[whole].data)
+        return part.of(self.catalogue[whole].storage)

@@ -173,7 +173,7 @@ def check_model(driver: Driver, pieces: Sequence[Path]) -> Found:
 
 def decoded(m: Model) -> Model:
     """The same model with every weight in float32."""
-    plain = {n: replace(t, dtype=dtypes.F32, data=t.float32()) for n, t in m.catalogue.items()}
+    plain = {n: replace(t, dtype=dtypes.F32, storage=t.float32()) for n, t in m.catalogue.items()}
     return replace(m, name=f"{m.name} f32", catalogue=plain)
 
 

@@ -236,7 +236,7 @@ def tensor(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
     rows = rows_of(dtype, gcd(count, DISTINCT), t.shape[-1], np.random.default_rng(0))
     # a view: nothing is copied before it is written
     data = np.broadcast_to(rows, (count // len(rows), *rows.shape))
-    return replace(t, dtype=dtype, data=data)
+    return replace(t, dtype=dtype, storage=data)
 
 
 def tokenizer(count: int, file: Path | None = None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import Storage
 from ggraph.plan import Buffer, Command
 from ggraph.tensor import Array, Tensor
 
@@ -142,11 +143,12 @@ class Backend(Store, Protocol):
         nothing)."""
         return
 
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Storage) -> Memory:
         """Memory that holds a weight for ever.
 
-        `raw` is the storage as the checkpoint has it (`tensor.nbytes` bytes, read-only). The
-        backend may share it, copy it, or keep it in whatever form its kernels like best.
+        `raw` is the storage as the checkpoint has it (`tensor.nbytes` bytes, read-only), or what
+        makes it (`np.asarray(raw)`, or rows by themselves). The backend may share it, copy it, or
+        keep it in whatever form its kernels like best.
         """
         ...
 

@@ -22,8 +22,9 @@ from typing import Protocol
 
 from ggraph.door import fit
 from ggraph.dtype import F16, DType
+from ggraph.formats.lazy_array import Storage
 from ggraph.graph import Graph
-from ggraph.tensor import Array, Tensor
+from ggraph.tensor import Tensor
 
 LONGEST_DRAFT = 64  # nodes; where no layer is recurrent a step may verify a larger tree
 REPLAYED = LONGEST_DRAFT + 1  # most rows of a step with a draft: the text's last token has one, too
@@ -91,6 +92,6 @@ class CausalModel(Protocol):
         """The graph of one step, with the inputs and outputs named above."""
         ...
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of the weight `t` of a built graph."""
         ...

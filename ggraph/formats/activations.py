@@ -9,7 +9,7 @@ the other two, as products add them up by pairs. scale = max |x| / 127.
 import numpy as np
 
 from ggraph.dtype import A8
-from ggraph.formats.checkpoint import Array
+from ggraph.formats.lazy_array import Array
 
 CODES = A8.block
 SCALE, SUM = CODES, CODES + 4  # bytes from the start of a block

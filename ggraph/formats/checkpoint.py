@@ -10,37 +10,43 @@ from typing import Any
 import numpy as np
 
 from ggraph.dtype import BF16, E8M0, F32, FP8, DType
+from ggraph.formats.lazy_array import Array, Storage
 from ggraph.formats.quants import dequantize
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class RawTensor:
     """One stored tensor, usually a read-only window on a mapped file.
 
-    `shape` counts elements in NumPy order. `data` is the storage: for plain types an array of
-    `dtype.np` of that shape, for block types uint8 of shape (*shape[:-1], bytes of a row).
+    `shape` counts elements in NumPy order. The storage is for plain types an array of `dtype.np` of
+    that shape, for block types uint8 of shape (*shape[:-1], bytes of a row). Where the file holds
+    something else, it is made of that when it is read.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    data: Array = field(repr=False)
+    storage: Storage = field(repr=False)
+
+    @property
+    def data(self) -> Array:
+        """The storage as an array; one that is made when it is read is made anew at each call."""
+        return np.asarray(self.storage)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the storage."""
-        return int(self.data.nbytes)
+        return int(self.storage.nbytes)
 
     def float32(self) -> Array:
         """The values as a new float32 array of `shape`."""
-        if not self.data.size:
+        data = self.data
+        if not data.size:
             return np.zeros(self.shape, np.float32)
         if self.dtype.is_block or self.dtype in (BF16, *FP8, E8M0):
-            raw = np.ascontiguousarray(self.data).view(np.uint8)
+            raw = np.ascontiguousarray(data).view(np.uint8)
             return dequantize(raw.reshape(*self.shape[:-1], -1), self.dtype).reshape(self.shape)
-        return np.array(self.data, np.float32)
+        return np.array(data, np.float32)
 
     def widened(self) -> "RawTensor":
         """A vector of plain half-size numbers as float32, exactly; everything else as it is. Norms

@@ -73,7 +73,7 @@ class UnprovedSession:
         verdict = examine(plan)
         for t in plan.graph.leaves(Kind.WEIGHT):
             if t.name not in self._weights:
-                self._weights[t.name] = weights(t)
+                self._weights[t.name] = np.asarray(weights(t))
         refusal = verdict if isinstance(verdict, CounterExample) else None
         self.refused += [refusal] if refusal is not None else []
         self.plans += 1

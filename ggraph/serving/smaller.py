@@ -15,6 +15,7 @@ from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.model import CausalModel
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
+from ggraph.formats.lazy_array import Storage
 from ggraph.graph import Graph
 from ggraph.serving.heads import WINDOW, ListHead, Question
 from ggraph.serving.steps import Row
@@ -54,7 +55,7 @@ class WithoutFeatures:
         """The model's step."""
         return self.model.build(shape.step)
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """The model's."""
         return self.model.weight(t)
 

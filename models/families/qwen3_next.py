@@ -14,6 +14,7 @@ import numpy as np
 
 from ggraph import Array, Graph, ModelError
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import taken
 
 from .. import blocks
 from ..architecture import Tensors
@@ -62,8 +63,8 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
             raise ModelError(f"{name!r}: expected {rows_of[role]} rows, got {t.shape[0]}")
         for part, rows in zip(FUSED[role], parts(c, role), strict=True):
             title = name.replace(role, part)
-            data = np.ascontiguousarray(t.data[rows])
-            found[title] = RawTensor(title, t.dtype, (len(rows), *t.shape[1:]), data)
+            own = taken(t.storage, rows)
+            found[title] = RawTensor(title, t.dtype, (len(rows), *t.shape[1:]), own)
     return qwen35.load(found, c)
 
 

@@ -23,6 +23,7 @@ from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, 
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
 from ..blocks import Step
@@ -120,10 +121,10 @@ class AssistantHead:
         cache = state(f"{t.prefix}cache.{role}.{made}", sizes, shape.cache_dtype)
         return ops.rows(cache, 0, shape.context)
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight of the assistant, or of the target's embedding."""
         if t.name.startswith(self.PREFIX):
-            return self.catalogue[t.name.removeprefix(self.PREFIX)].data
+            return self.catalogue[t.name.removeprefix(self.PREFIX)].storage
         return self.target.weight(t)
 
 

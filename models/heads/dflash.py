@@ -24,6 +24,7 @@ import numpy as np
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
 from ..blocks import Step
@@ -112,7 +113,7 @@ class BlockHead:
         logits = blocks.capped(s, ops.mul_mat(table, final))
         return Graph.of({"logits": logits}, name="block step")
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight of the drafter, or one borrowed from the target."""
         return own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 

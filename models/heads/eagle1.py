@@ -19,6 +19,7 @@ import numpy as np
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
 from ..blocks import Step
@@ -78,7 +79,7 @@ class FirstHead:
         x = _layers(s, feature)
         return _outputs(s, x) if shape.wanted else _read(s, x)
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight of the head, or one borrowed from the target."""
         return own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
+from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
 from ..blocks import Step
@@ -68,7 +69,7 @@ class NextHead:
                         dtypes.F32)  # fmt: skip
         return drafted(s, feature, bool(shape.wanted))
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight."""
         return self.model.weight(t)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ggraph import Array, ModelError, Tensor
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import Storage
 
 from .. import latent
 
@@ -106,7 +107,7 @@ def target_ids(
 
 def own_or_borrowed(
     t: Tensor, prefix: str, own: Mapping[str, RawTensor], borrowed: Mapping[str, RawTensor]
-) -> Array:
+) -> Storage:
     """Raw storage of a weight of a head: its `own` have the prefix, others are the target's."""
     name = t.name.removeprefix(prefix)
-    return (own[name] if t.name.startswith(prefix) and name in own else borrowed[t.name]).data
+    return (own[name] if t.name.startswith(prefix) and name in own else borrowed[t.name]).storage

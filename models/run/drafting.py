@@ -239,7 +239,7 @@ def _cut(model: Model, count: int) -> Model:
     if model.vocab_size <= count:
         return model
     held = {
-        n: replace(t, shape=(count, *t.shape[1:]), data=t.data[:count]) if n in TABLES else t
+        n: replace(t, shape=(count, *t.shape[1:]), storage=t.data[:count]) if n in TABLES else t
         for n, t in model.catalogue.items()
     }
     return replace(model, config=replace(model.config, vocab_size=count), catalogue=held)

@@ -15,17 +15,18 @@ from ggraph.backends.cpu.lowering.judge import judge
 from ggraph.backends.cpu.lowering.lower import lower
 from ggraph.backends.cpu.lowering.needs import is_weight
 from ggraph.backends.cpu.lowering.numpy_step import is_fixed, logical, numpy_step
-from ggraph.backends.cpu.lowering.packing import Form, Packer, form_of
+from ggraph.backends.cpu.lowering.packing import Form, LazyMemory, Packer, form_of, windows
 from ggraph.backends.cpu.lowering.rehearsal import kernels, products
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.cpu.runtime.copying import SHARED, Copier
-from ggraph.backends.cpu.runtime.pages import drop_map, file_map
+from ggraph.backends.cpu.runtime.pages import by_file, drop_map, file_map
 from ggraph.backends.cpu.runtime.pool import Pool
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import LazyArray, Storage
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
@@ -100,14 +101,16 @@ class CpuBackend(HostMemory, Backend):
         self.pool.jit.expect(products(given, exact=self.exact))
         self._packer.expect(given)
 
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Storage) -> Memory:
         """The weight's bytes where they are: a mapped file is not copied.
 
         Vectors are, because reading one would map half a megabyte of its neighbours as well.
         """
+        if raw.nbytes != tensor.nbytes:
+            raise BackendError(f"{tensor.name!r}: {raw.nbytes} bytes, expected {tensor.nbytes}")
+        if isinstance(raw, LazyArray) and raw.nbytes > SMALL:
+            return LazyMemory(buffer, raw)
         flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
-        if flat.nbytes != tensor.nbytes:
-            raise BackendError(f"{tensor.name!r}: {flat.nbytes} bytes, expected {tensor.nbytes}")
         small = flat.nbytes <= SMALL and file_map(flat) is not None
         return Memory(buffer, flat.copy() if small else flat)
 
@@ -135,8 +138,8 @@ class CpuBackend(HostMemory, Backend):
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
         if self._packer.finish():
-            for window in {id(file_map(m.handle)): m.handle for m in weights}.values():
-                drop_map(window)  # once for each file
+            for file in by_file(w for m in weights for w in windows(m)):
+                drop_map(file[0])
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _flush(

@@ -22,6 +22,7 @@ from ggraph.backends.cuda.matmul import rounds
 from ggraph.backends.protocol import Backend, Launch, Memory
 from ggraph.device import DeviceSpec, Need
 from ggraph.errors import BackendError
+from ggraph.formats.lazy_array import Storage
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
@@ -137,7 +138,7 @@ class CudaBackend(Backend):
             raise BackendError(f"{self.spec.name}: {memory.buffer.name!r} is freed twice")
         self.driver.free(memory.handle.address)
 
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Storage) -> Memory:
         """A weight's bytes as the checkpoint has them, in device memory."""
         flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         if flat.nbytes != tensor.nbytes:

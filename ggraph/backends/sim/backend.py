@@ -17,6 +17,7 @@ from ggraph.backends.sim.machine import Machine
 from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
 from ggraph.errors import BackendError, InputError, shown
+from ggraph.formats.lazy_array import Storage
 from ggraph.ops.copies import slice_runs
 from ggraph.ops.evaluate import read
 from ggraph.plan import Actor, Buffer
@@ -145,7 +146,7 @@ class SimBackend(SimHost, Backend):
         super().__init__(machine, spec)
         self._closed = False
 
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Storage) -> Memory:
         """A weight's bytes, shared with the caller; never written."""
         shared = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         if shared.size != tensor.nbytes:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ggraph.decode.model import StepShape
 from ggraph.dtype import F16, DType
+from ggraph.formats.lazy_array import Storage
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
 
@@ -88,6 +89,6 @@ class DraftHead(Protocol):
         """The graph of one draft step."""
         ...
 
-    def weight(self, t: Tensor) -> Array:
+    def weight(self, t: Tensor) -> Storage:
         """Raw storage of a weight."""
         ...

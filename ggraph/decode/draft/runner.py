@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ggraph.arrays import WeightSource
 from ggraph.decode.draft.growth import Tree, grown, sown, tables
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.hidden import held, keeping, root
@@ -16,6 +17,7 @@ from ggraph.decode.runner import Runner, picking
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.taps import gathering, tap
 from ggraph.dtype import F16, DType
+from ggraph.formats.lazy_array import Storage
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
 
@@ -32,9 +34,7 @@ class DraftSession(Protocol):
         """Whether a plan was prepared under `key`."""
         ...
 
-    def prepare(
-        self, key: Hashable, build: Callable[[], Graph], weights: Callable[[Tensor], Array]
-    ) -> object:
+    def prepare(self, key: Hashable, build: Callable[[], Graph], weights: WeightSource) -> object:
         """Plan the graph that `build` makes under `key`."""
         ...
 
@@ -254,7 +254,7 @@ class DraftRunner:
         ids = table(model.name, model.target_ids)
         known = {ids.name: model.target_ids.astype(np.int32).reshape(ids.shape), **tables}
 
-        def storage(t: Tensor) -> Array:
+        def storage(t: Tensor) -> Storage:
             return known[t.name] if t.name in known else model.weight(t)
 
         self.session.prepare(key, lambda: build(ids, root(self._held)), storage)

@@ -7,25 +7,26 @@ by a table, a scale for 256 of them, and what was taken from all. 8 bits: weight
 at a time. Source: bitsandbytes `functional.QuantState.from_dict`, `int8_vectorwise_dequant`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import ceil, prod
 
 import numpy as np
 
 from ggraph.dtype import I8
 from ggraph.errors import FormatError, shown
-from ggraph.formats.checkpoint import Array, RawTensor
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.coded.weight import (
-    CHUNK,
     Family,
     Integers,
     Told,
+    coded,
     count,
     halves,
     numbers,
     part,
     shaped,
 )
+from ggraph.formats.lazy_array import Array
 from ggraph.formats.safetensors import json_object
 
 PLAIN, SCALE, TABLE = ".weight", ".weight.absmax", ".weight.quant_map"
@@ -52,7 +53,9 @@ def _of_rows(name: str, parts: Mapping[str, RawTensor]) -> RawTensor:
     if FORM in parts and parts[FORM].data.any():
         raise FormatError(f"{parts[FORM].name!r}: weights in tiles, expected rows (0)")
     scale = numbers(shaped(part(name, parts, ROWS), (n,))).reshape(n, 1) / np.float32(127)
-    return Integers(t.data.view(np.uint8) ^ 128, 8, scale, k).tensor(t.name)
+    held = t.data
+    codes = coded((n, k), lambda i, j: held[i:j].view(np.uint8) ^ 128, held)
+    return Integers(codes, 8, scale, k).tensor(t.name)
 
 
 def _of_table(name: str, parts: Mapping[str, RawTensor]) -> RawTensor:
@@ -68,14 +71,15 @@ def _of_table(name: str, parts: Mapping[str, RawTensor]) -> RawTensor:
     table = numbers(shaped(part(name, parts, TABLE), (16,)))
     scale = _scales(name, parts, state, ceil(total / size))
 
-    def values() -> Iterator[Array]:
-        for i in range(0, total, CHUNK):
-            own = packed[i // 2 : (i + CHUNK) // 2]
-            codes = np.stack([own >> 4, own & 15], axis=1).reshape(-1)[: total - i]
-            yield table[codes] * scale[np.arange(i, i + codes.size) // size]
+    def values(i: int, j: int) -> Array:
+        first, stop = i * shape[1], j * shape[1]
+        own = packed[first // 2 : -(-stop // 2)]
+        codes = np.stack([own >> 4, own & 15], axis=1).reshape(-1)[first % 2 :][: stop - first]
+        rows = table[codes] * scale[np.arange(first, stop) // size]
+        return rows.reshape(j - i, -1)
 
     most = float(np.abs(table).max() * np.abs(scale).max(initial=0.0))
-    return halves(held.name, shape, most, values)
+    return halves(held.name, shape, most, values, packed)
 
 
 def _state(name: str, parts: Mapping[str, RawTensor]) -> Told:

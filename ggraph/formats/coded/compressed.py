@@ -16,21 +16,24 @@ import numpy as np
 
 from ggraph.dtype import I8, I32, I64
 from ggraph.errors import FormatError, shown
-from ggraph.formats.checkpoint import Array, RawTensor
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.coded.weight import (
     Family,
     Integers,
     Told,
+    coded,
     count,
     fields,
     fp8_codes,
     groups,
     numbers,
+    numbers_by_row,
     part,
     scaled,
     shaped,
     words,
 )
+from ggraph.formats.lazy_array import Array, LazyArray, Storage
 
 PLAIN, PACKED, SCALE, ZERO = ".weight", ".weight_packed", ".weight_scale", ".weight_zero_point"
 SHAPE, GROUP_OF = ".weight_shape", ".weight_g_idx"
@@ -135,7 +138,7 @@ def _of_integers(name: str, parts: Mapping[str, RawTensor], scheme: Told) -> Raw
     codes = _codes(name, parts, bits)
     n, k = codes.shape
     rows, size = tile = _tile(scheme, n, k)
-    scale = numbers(_grid(part(name, parts, SCALE), tile, n, k))
+    scale: Storage = numbers_by_row(_grid(part(name, parts, SCALE), tile, n, k))
     zero = None
     if not scheme.get("symmetric", True):
         zero = _zero(part(name, parts, ZERO), bits, tile, n, k)
@@ -143,34 +146,41 @@ def _of_integers(name: str, parts: Mapping[str, RawTensor], scheme: Told) -> Raw
         part(name, parts, GROUP_OF)
     each = np.arange(n) // rows  # the scale's row of each row
     of = _groups_of(parts[GROUP_OF], k, scale.shape[1]) if GROUP_OF in parts else None
-    zero = None if zero is None else zero[each]
-    return Integers(codes, bits, scale[each], size, zero, of).tensor(f"{name}{PLAIN}")
+    if rows > 1:
+        scale, zero = np.asarray(scale)[each], None if zero is None else zero[each]
+    return Integers(codes, bits, scale, size, zero, of).tensor(f"{name}{PLAIN}")
 
 
-def _codes(name: str, parts: Mapping[str, RawTensor], bits: int) -> Array:
+def _codes(name: str, parts: Mapping[str, RawTensor], bits: int) -> LazyArray:
     """Codes uint8 [n, k], 0 the least of them."""
     if PACKED not in parts:
-        return _from_int8(part(name, parts, PLAIN), bits)
+        held = _int8(part(name, parts, PLAIN))
+        return coded(held.shape, lambda i, j: _from_int8(held[i:j], bits), held)
     told = shaped(part(name, parts, SHAPE), (2,))
     if told.dtype not in (I32, I64):
         raise FormatError(f"{told.name!r}: expected two counts, got {told.dtype}")
     n, k = (int(v) for v in told.data)
     packed = part(name, parts, PACKED)
     shaped(packed, (n, ceil(k * bits / 32)))
-    return fields(words(packed), bits)[:, :k]
+    held = words(packed)
+    return coded((n, k), lambda i, j: fields(held[i:j], bits)[:, :k], held)
 
 
-def _from_int8(t: RawTensor, bits: int) -> Array:
+def _int8(t: RawTensor) -> Array:
     if t.dtype is not I8 or len(t.shape) != 2:
         raise FormatError(f"{t.name!r}: expected a matrix of i8, got {t.dtype}{list(t.shape)}")
-    return t.data.view(np.uint8) + np.uint8(1 << (bits - 1))
+    return t.data
+
+
+def _from_int8(held: Array, bits: int) -> Array:
+    return held.view(np.uint8) + np.uint8(1 << (bits - 1))
 
 
 def _zero(t: RawTensor, bits: int, tile: tuple[int, int], n: int, k: int) -> Array:
     """Zeros as codes, one for each tile: int8, or packed down the rows."""
     if t.dtype is not I32:
         held = _grid(t, tile, n, k)
-        return _from_int8(held, bits)
+        return _from_int8(_int8(held), bits)
     rows, columns = ceil(n / tile[0]), ceil(k / tile[1])
     shaped(t, (ceil(rows * bits / 32), columns))
     return fields(words(t), bits, down=True)[:rows]

@@ -15,19 +15,21 @@ import numpy as np
 
 from ggraph.dtype import I32, I64
 from ggraph.errors import FormatError, shown
-from ggraph.formats.checkpoint import Array, RawTensor
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.coded.weight import (
     Family,
     Integers,
     Told,
+    coded,
     count,
     fields,
     groups,
-    numbers,
+    numbers_by_row,
     part,
     shaped,
     words,
 )
+from ggraph.formats.lazy_array import Array, LazyArray
 
 CODES, ZEROS, SCALES, GROUP_OF = ".qweight", ".qzeros", ".scales", ".g_idx"
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the field in which AWQ has each of eight columns
@@ -43,11 +45,15 @@ def awq(told: Told) -> Family:
     told_size = count(told, "group_size", default=told.get("q_group_size"))
 
     def weight(name: str, parts: Mapping[str, RawTensor]) -> RawTensor:
-        codes, zero = (
-            fields(words(part(name, parts, end)).T, bits, down=True, order=_AWQ_ORDER)
-            for end in (CODES, ZEROS)
-        )
-        return _weight(name, parts, bits, told_size, codes, zero)
+        held, zeros = (words(part(name, parts, end)).T for end in (CODES, ZEROS))
+        (n, k), p = held.shape, 32 // bits
+
+        def read(i: int, j: int) -> Array:  # a word has p rows
+            own = fields(held[i // p : -(-j // p)], bits, down=True, order=_AWQ_ORDER)
+            return own[i % p :][: j - i]
+
+        zero = fields(zeros, bits, down=True, order=_AWQ_ORDER)
+        return _weight(name, parts, bits, told_size, coded((n * p, k), read, held), zero)
 
     return Family((CODES, ZEROS, SCALES), weight)
 
@@ -62,7 +68,9 @@ def gptq(told: Told) -> Family:
     _check_alike(told.get("dynamic"))
 
     def weight(name: str, parts: Mapping[str, RawTensor]) -> RawTensor:
-        codes = fields(words(part(name, parts, CODES)).T, bits)
+        held = words(part(name, parts, CODES)).T
+        shape = (len(held), held.shape[1] * 32 // bits)
+        codes = coded(shape, lambda i, j: fields(held[i:j], bits), held)
         zeros = words(part(name, parts, ZEROS)).view(np.uint32)
         if form == "gptq":  # each is less by one, and borrows from the next where it is 0
             zeros = zeros + np.uint32(_ONES[bits])
@@ -80,17 +88,17 @@ def _check_alike(dynamic: Any) -> None:
 
 
 def _weight(
-    name: str, parts: Mapping[str, RawTensor], bits: int, told: int, codes: Array, zero: Array
+    name: str, parts: Mapping[str, RawTensor], bits: int, told: int, codes: LazyArray, zero: Array
 ) -> RawTensor:
     """The weight of codes [n, k] and zeros [n, G]."""
     n, k = codes.shape
     size, count = groups(told, k)
-    scale = numbers(shaped(part(name, parts, SCALES), (count, n)))
+    scale = numbers_by_row(shaped(part(name, parts, SCALES), (count, n)), turned=True)
     if zero.shape != (n, count):
         held = f"zeros for {list(zero.shape)} of {bits} bits"
         raise FormatError(f"{name + ZEROS!r}: expected zeros for {[n, count]}, got {held}")
     of = _groups_of(parts[GROUP_OF], k, size, count) if GROUP_OF in parts else None
-    whole = Integers(codes, bits, np.ascontiguousarray(scale.T), size, zero, of)
+    whole = Integers(codes, bits, scale, size, zero, of)
     return whole.tensor(f"{name}.weight")
 
 

@@ -3,26 +3,28 @@
 Legend: n rows and k columns of a weight, [.., n, k], in G groups of columns. A value is
 scale * (code - zero).
 
+What a weight is made of is checked at once; its rows are made when they are read (`LazyArray`).
+
 A weight becomes the smallest type that loses no more than rounding to half precision does, and half
 precision where there is none. Codes of 4 bits are Q4_0's where zero is 8, and Q4_1's elsewhere;
 codes of 8 bits are Q8_0's where zero is 128: blocks of 32 hold the codes as they are, and the scale
 in half precision. Codes of FP8 fit no type of blocks: 4 bits of precision and 4 of exponent.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 from ggraph.dtype import BF16, F16, FP8, I32, Q4_0, Q4_1, Q8_0, DType
 from ggraph.errors import FormatError, shown
-from ggraph.formats.checkpoint import Array, RawTensor
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.lazy_array import Array, LazyArray, Read, Storage, rows_of, windows_of
 from ggraph.formats.quants import dequantize, quantize
 
 Told = Mapping[str, Any]
-CHUNK = 1 << 22  # values that are made at a time; bounds the temporaries
 LEAST, MOST = 2.0**-14, 65504.0  # between them half precision has all of its bits
 BLOCK = 32  # columns of a block of Q4_0, Q4_1 and Q8_0
 
@@ -69,6 +71,19 @@ def numbers(t: RawTensor) -> Array:
     return values
 
 
+def numbers_by_row(t: RawTensor, *, turned: bool = False) -> LazyArray:
+    """Scales [n, G], stored as [G, n] where they are turned, checked here and read with the rows: a
+    copy in float32 would take a sixteenth of codes of 4 bits in groups of 128. FormatError."""
+    numbers(t)
+    held = t.data.T if turned else t.data
+
+    def read(i: int, j: int) -> Array:
+        own = np.ascontiguousarray(held[i:j])
+        return RawTensor(t.name, t.dtype, own.shape, own).float32()
+
+    return LazyArray(held.shape, np.dtype(np.float32), read, (t.data,))
+
+
 def count(told: Told, key: str, known: tuple[int, ...] = (), *, default: object = None) -> int:
     """An integer of the config, one of `known` where there are such. FormatError."""
     value = told.get(key, default)
@@ -84,6 +99,11 @@ def words(t: RawTensor) -> Array:
     if t.dtype is not I32 or len(t.shape) != 2:
         raise FormatError(f"{t.name!r}: expected a matrix of i32, got {t.dtype}{list(t.shape)}")
     return t.data
+
+
+def coded(shape: tuple[int, int], read: Read, *windows: Array) -> LazyArray:
+    """Codes [n, k] that are made of these windows."""
+    return LazyArray(shape, np.dtype(np.uint8), read, windows)
 
 
 def fields(packed: Array, bits: int, *, down: bool = False, order: Sequence[int] = ()) -> Array:
@@ -104,8 +124,11 @@ def unscaled(t: RawTensor) -> RawTensor:
     """A tensor of FP8 without scales in half precision, which holds each of its numbers."""
     if t.dtype not in FP8:
         return t
-    table = _table(t.dtype).astype(np.float16)
-    return RawTensor(t.name, F16, t.shape, table[t.data])
+    table, flat = _table(t.dtype).astype(np.float16), t.data.reshape(-1, *t.shape[-1:])
+    if len(t.shape) < 2:
+        return RawTensor(t.name, F16, t.shape, table[t.data])
+    held = LazyArray(t.shape, F16.np, lambda i, j: table[flat[i:j]], (flat,))
+    return RawTensor(t.name, F16, t.shape, held)
 
 
 def scaled(name: str, codes: Array, table: Array, scale: Array, tile: tuple[int, int]) -> RawTensor:
@@ -117,18 +140,21 @@ def scaled(name: str, codes: Array, table: Array, scale: Array, tile: tuple[int,
     (*lead, n, k), (rows, columns) = codes.shape, tile
     finite = table[np.isfinite(table)]
     dtype = half_type(float(np.abs(finite).max() * np.abs(scale).max(initial=0.0)))
-    out = np.empty((prod(lead), n, k), dtype.np)
-    grid = np.broadcast_to(scale, (*lead, *scale.shape[-2:])).reshape(len(out), *scale.shape[-2:])
-    at = np.arange(k) // columns * len(table)
-    step = min(max(CHUNK // k, 1), rows)
-    for to, own, matrix in zip(out, grid, codes.reshape(out.shape), strict=True):
-        for i in range(0, n, rows):
+    grid = np.broadcast_to(scale, (*lead, *scale.shape[-2:])).reshape(-1, scale.shape[-1])
+    flat, at, high = codes.reshape(-1, k), np.arange(k) // columns * len(table), ceil(n / rows)
+
+    def read(first: int, stop: int) -> Array:
+        out, i = np.empty((stop - first, k), dtype.np), first
+        while i < stop:
+            e, row = divmod(i, n)
+            end = min(i - row + min((row // rows + 1) * rows, n), stop)  # of this row of tiles
             with np.errstate(all="ignore"):  # codes that are no number are the file's values
-                each = rounded(own[i // rows, :, None] * table, dtype).reshape(-1)
-            for j in range(i, min(i + rows, n), step):
-                part = slice(j, min(j + step, i + rows))
-                np.take(each, matrix[part] + at, out=to[part], mode="clip")
-    return RawTensor(name, dtype, codes.shape, out.reshape(codes.shape))
+                each = rounded(grid[e * high + row // rows, :, None] * table, dtype).reshape(-1)
+            np.take(each, flat[i:end] + at, out=out[i - first : end - first], mode="clip")
+            i = end
+        return out
+
+    return RawTensor(name, dtype, codes.shape, LazyArray(codes.shape, dtype.np, read, (codes,)))
 
 
 def half_type(most: float) -> DType:
@@ -144,15 +170,12 @@ def rounded(values: Array, dtype: DType) -> Array:
 
 
 def halves(
-    name: str, shape: tuple[int, ...], most: float, values: Callable[[], Iterator[Array]]
+    name: str, shape: tuple[int, ...], most: float, values: Read, *windows: Array
 ) -> RawTensor:
-    """Float32 `values` of at most so much, piece by piece in order, in the type for such."""
-    dtype, at = half_type(most), 0
-    out = np.empty(prod(shape), dtype.np)
-    for piece in values():
-        out[at : at + piece.size] = rounded(piece.reshape(-1), dtype)
-        at += piece.size
-    return RawTensor(name, dtype, shape, out.reshape(shape))
+    """Rows of float32 `values` of at most so much, made of `windows`, in the type for such."""
+    dtype = half_type(most)
+    held = LazyArray(shape, dtype.np, lambda i, j: rounded(values(i, j), dtype), windows)
+    return RawTensor(name, dtype, shape, held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +183,9 @@ class Integers:
     """A weight in integers: codes uint8 [n, k] of so many bits, scale float32 [n, G], zero [n, G]
     or None for the middle of the codes; `of` is each column's group [k], None for G of `size`."""
 
-    codes: Array
+    codes: LazyArray
     bits: int
-    scale: Array
+    scale: Storage
     size: int
     zero: Array | None = None
     of: Array | None = None
@@ -171,44 +194,55 @@ class Integers:
         """The weight in the smallest type that is good enough."""
         middle = 1 << (self.bits - 1)
         central = self.zero is None or bool((self.zero == middle).all())
-        k, most = self.codes.shape[1], float(np.abs(self.scale).max(initial=0.0))
+        k, most = self.codes.shape[1], float(np.abs(np.asarray(self.scale)).max(initial=0.0))
         whole = self.of is None and k % BLOCK == 0 and self.size % BLOCK == 0
         fits = most == 0.0 or LEAST <= most <= MOST / (1 << self.bits)
         if whole and fits and self.bits == 4:
             return self._blocks(name, Q4_0 if central else Q4_1)
         if whole and fits and self.bits == 8 and central:
             return self._blocks(name, Q8_0)
-        return halves(name, self.codes.shape, most * (1 << self.bits), self._values)
+        most *= 1 << self.bits
+        return halves(name, self.codes.shape, most, self._values, *self._windows())
+
+    def _windows(self) -> tuple[Array, ...]:
+        return (*self.codes.windows, *windows_of(self.scale))
 
     def _columns(self) -> Array:
         k = self.codes.shape[1]
         return np.arange(k) // self.size if self.of is None else self.of
 
-    def _values(self) -> Iterator[Array]:
-        n, k = self.codes.shape
+    def _values(self, i: int, j: int) -> Array:
         of, middle = self._columns(), np.float32(1 << (self.bits - 1))
-        for i in range(0, n, step := max(CHUNK // k, 1)):
-            piece = self.codes[i : i + step].astype(np.float32)
-            piece -= middle if self.zero is None else self.zero[i : i + step][:, of]
-            piece *= self.scale[i : i + step][:, of]
-            yield piece
+        rows = self.codes.read(i, j).astype(np.float32)
+        rows -= middle if self.zero is None else self.zero[i:j, of]
+        rows *= rows_of(self.scale)(i, j)[:, of]
+        return rows
 
     def _blocks(self, name: str, dtype: DType) -> RawTensor:
         """Blocks: the scale, the least value for Q4_1, then the codes, j low and j + 16 high."""
-        n, k = self.codes.shape
-        out = np.empty((n, k // BLOCK, dtype.block_bytes), np.uint8)
-        of = self._columns()[::BLOCK]
-        d = self.scale.astype("<f2")[:, of, None]  # [n, k / 32, 1]
-        out[..., :2] = d.view(np.uint8)
-        if dtype is Q4_1:
-            least = -self.scale * (8 if self.zero is None else self.zero)
-            out[..., 2:4] = least.astype("<f2")[:, of, None].view(np.uint8)
-        codes = self.codes.reshape(n, -1, BLOCK)
-        if dtype is Q8_0:
-            np.bitwise_xor(codes, 128, out=out[..., 2:])  # from 0..255 to int8
-        else:
-            np.bitwise_or(codes[..., :16], codes[..., 16:] << 4, out=out[..., -16:])
-        return RawTensor(name, dtype, (n, k), out.reshape(n, -1))
+        (n, k), of = self.codes.shape, self._columns()[::BLOCK]
+
+        def read(i: int, j: int) -> Array:
+            out = np.empty((j - i, k // BLOCK, dtype.block_bytes), np.uint8)
+            scale = rows_of(self.scale)(i, j)  # [rows, G]
+            out[..., :2] = scale.astype("<f2")[:, of, None].view(np.uint8)
+            if dtype is Q4_1:
+                least = -scale * (8 if self.zero is None else self.zero[i:j])
+                out[..., 2:4] = least.astype("<f2")[:, of, None].view(np.uint8)
+            codes = self.codes.read(i, j).reshape(j - i, -1, BLOCK)
+            if dtype is Q8_0:
+                np.bitwise_xor(codes, 128, out=out[..., 2:])  # from 0..255 to int8
+            else:
+                eights = np.ascontiguousarray(codes).view("<u8")  # no code's 4 bits leave its byte
+                pairs = np.empty((*codes.shape[:2], 2), "<u8")
+                for x in (0, 1):  # loops along a row are longer than those along a block
+                    np.bitwise_or(eights[..., x], eights[..., 2 + x] << 4, out=pairs[..., x])
+                out[..., -16:] = pairs.view(np.uint8)
+            return out.reshape(j - i, -1)
+
+        shape = (n, dtype.row_bytes(k))
+        held = LazyArray(shape, np.dtype(np.uint8), read, self._windows())
+        return RawTensor(name, dtype, (n, k), held)
 
 
 def groups(told: int, k: int) -> tuple[int, int]:

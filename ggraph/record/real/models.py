@@ -39,7 +39,7 @@ def _experts(dense: Checkpoint) -> Iterator[RawTensor]:
             yield t
             continue
         name = t.name.replace(part, f"{part}_exps")
-        yield replace(t, name=name, shape=(EXPERTS, *t.shape), data=np.stack([t.data] * EXPERTS))
+        yield replace(t, name=name, shape=(EXPERTS, *t.shape), storage=np.stack([t.data] * EXPERTS))
         if part == "ffn_gate":
             router = rng.standard_normal((EXPERTS, width)).astype(np.float32)
             yield RawTensor(t.name.replace(part, "ffn_gate_inp"), F32, router.shape, router)

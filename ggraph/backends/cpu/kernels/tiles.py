@@ -23,7 +23,7 @@ from typing import ClassVar
 from ggraph import dtype as dt
 from ggraph.dtype import DType
 from ggraph.errors import BackendError
-from ggraph.formats.checkpoint import Array
+from ggraph.formats.lazy_array import Array
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 
 TILE = 16  # rows of a quantised tile

@@ -7,7 +7,7 @@ from typing import Any
 from ggraph.backends.cpu.kernels.tiles import activation_bytes
 from ggraph.backends.cpu.lowering.judge import Ground
 from ggraph.backends.cpu.lowering.needs import is_weight, lists_slots, step_of
-from ggraph.backends.cpu.lowering.packing import Packed, Packer
+from ggraph.backends.cpu.lowering.packing import Packed, Packer, has_bytes
 from ggraph.backends.cpu.runtime.program import Assembler, Range, Touched
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.dtype import A8, F32
@@ -66,7 +66,8 @@ class Lowering:
         fixed += [a for i, a in self.constants if first <= i < stop]
         ready = [_room(s) for s in launch.scratch.values() if s.ready]
         made = [_room(s) for s in launch.scratch.values() if not s.ready]
-        reads = (*map(_range, launch.sources), *ready, *map(_bytes_of, fixed))
+        sources = [s for s in launch.sources if has_bytes(s.memory)]
+        reads = (*map(_range, sources), *ready, *map(_bytes_of, fixed))
         return Ground(launch.command.label, first, stop, reads, (_range(launch.result), *made))
 
     def at(self, ref: Ref | Scratch) -> int:

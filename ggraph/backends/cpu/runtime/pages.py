@@ -12,7 +12,7 @@ are not windows on a read-only map, nor where the system has no such call.
 import ctypes
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -105,6 +105,14 @@ def read_pages(data: Array) -> tuple[int, int]:
     return start, max(stop - start, 0)
 
 
+def by_file(windows: Iterable[Array]) -> list[list[Array]]:
+    """Windows on one file together, and those that are on none."""
+    found: dict[int, list[Array]] = {}
+    for window in windows:
+        found.setdefault(id(file_map(window)), []).append(window)
+    return list(found.values())
+
+
 def hull(windows: Sequence[Array]) -> Array:
     """The least window on a file's map that holds these, uint8; none where they lie elsewhere."""
     held = file_map(windows[0])
@@ -123,6 +131,13 @@ def madvise(advice: str) -> int:
     if sys.platform == "win32" or not hasattr(mmap, advice):
         return 0
     return ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
+
+
+def drop_pages(data: Array) -> None:
+    """Give back the pages that are not needed once `data` has been read: see `read_pages`."""
+    (at, nbytes), held = read_pages(data), file_map(data)
+    if held is not None and nbytes:
+        held.madvise(mmap.MADV_DONTNEED, at - _address(held), nbytes)
 
 
 def drop_map(data: Array) -> None:
