@@ -273,11 +273,17 @@ PARTLY = (  # heads may turn so, or never do
         *((n, {"rope_parameters": HALF}) for n in NAMES if n not in PARTLY),
         ("tiny/llama_tied", {"rope_parameters": None, "partial_rotary_factor": 0.5}),
         *((n, {"rope_parameters": {"full_attention": {}, "sliding_attention": scaling}})
-          for n in ("tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/olmo3")
+          for n in ("tiny2/gemma3_text", "tiny2/gemma3n", "tiny2/gemma4_text", "tiny2/olmo3")
           for scaling in (SLIDING, HALF, {"rope_type": "proportional"})),
         ("tiny2/gemma3_text", {"attn_logit_softcapping": 0.5}),
         ("tiny2/gemma3_text", {"use_bidirectional_attention": True}),
         ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
+        *(("tiny2/gemma3n", {"intermediate_size": odd}) for odd in ([96] * 5 + [192], "96")),
+        *(("tiny2/gemma3n", {"activation_sparsity_pattern": odd})
+          for odd in (0.95, [0.95] * 5, [0.95] * 5 + [1.0], [0.0] * 5 + [-0.1], ["0.5"] * 6)),
+        *(("tiny2/gemma3n", {f"altup_{key}": odd})
+          for key, odd in (("active_idx", 1), ("num_inputs", 3), ("correct_scale", False))),
+        ("tiny2/gemma3n", {"attention_bias": True}),
         *((n, {"topk_group": kept, "n_group": groups})
           for n in ("tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/glm4_moe",
                     "tiny2/glm4_moe_lite", "tiny2/nemotron_h_moe")
@@ -535,6 +541,10 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/gemma3_text", {"max_position_embeddings": 131072, "vocab_size": 262208}),
     ("tiny2/gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 1e6},
                                                "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/gemma3n", {"sliding_window": 512, "final_logit_softcapping": 30.0}),
+    ("tiny2/gemma3n", {"rope_parameters": {"full_attention": {"rope_theta": 1e6},
+                                           "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/gemma3n", {"activation_sparsity_pattern": [0.0] * 6, "num_kv_shared_layers": 15}),
     ("tiny2/gemma4_text", {"sliding_window": 512}),
     ("tiny2/gemma4_text", {"rope_parameters": {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
@@ -616,6 +626,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/falcon_h1", 8, 8192, {}),
     ("tiny2/gemma2", 4, 8192, {"head_dim": 256}),
     ("tiny2/gemma3_text", 4, 131072, {"head_dim": 256}),
+    ("tiny2/gemma3n", 2, 32768, {"head_dim": 256, "hidden_size_per_layer_input": 256}),
     ("tiny2/gemma4_text", 4, 131072, {"head_dim": 256}),
     ("tiny2/glm4", 2, 131072, {"head_dim": 128}),
     ("tiny2/glm4_moe", 8, 131072, {}),

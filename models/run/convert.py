@@ -40,7 +40,7 @@ FILE_TYPES = {
 _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
     "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight", ".ssm_a",
-    ".ssm_d",
+    ".ssm_d", ".altup_router.weight", ".altup_predict_coef.weight", ".altup_correct_coef.weight",
 )  # fmt: skip
 _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 
