@@ -307,6 +307,12 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/apertus", {"hidden_act": "silu"}),
         *((n, {"attention_bias": True}) for n in ("tiny2/apertus", "tiny2/dots1")),
         ("tiny2/minimax_m2", {"scoring_func": "softmax"}),
+        ("tiny2/llama4_text", {"attention_bias": True}),
+        ("tiny2/llama4_text", {"num_experts_per_tok": 2}),
+        *(("tiny2/llama4_text", {key: 3})
+          for key in ("moe_layers", "no_rope_layers", "layer_types")),
+        ("tiny2/llama4_text", {"no_rope_layers": [1, 0]}),
+        ("tiny2/llama4_text", {"no_rope_layers": [1, 2, 1, 0, 1, 1]}),
         ("tiny2/nemotron", {"hidden_act": "silu"}),
         *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         ("tiny2/stablelm", {"hidden_act": "gelu"}),
@@ -504,6 +510,8 @@ def test_all_layers_of_exaone_4_turn_where_none_slides(tmp_path: Path) -> None:
 
 
 THETA = {"rope_type": "default"}
+CHUNKED = "chunked_attention"
+KINDS = [CHUNKED, CHUNKED, CHUNKED, FULL, CHUNKED, CHUNKED]
 LINEAR = "linear_attention"
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
@@ -512,6 +520,12 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
         "llama_4_scaling_beta": 0.1}}),
+    ("tiny2/llama4_text", {"moe_layers": [1, 3, 5], "layer_types": KINDS}),
+    ("tiny2/llama4_text", {"no_rope_layers": [1, 1, 1, 0, 1, 1], "no_rope_layer_interval": 4}),
+    ("tiny2/llama4_text", {"use_qk_norm": True, "num_experts_per_tok": 1, "head_dim": 128}),
+    ("tiny2/llama4_text", {"attn_temperature_tuning": True, "attn_scale": 0.1}),
+    ("tiny2/llama4_text", {"floor_scale": 8192, "attention_chunk_size": 8192}),
+    ("tiny2/llama4_text", {"rms_norm_eps": 1e-5, "intermediate_size_mlp": 16384}),
     ("tiny2/mixtral", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
     ("tiny2/mixtral", {"rope_parameters": {**THETA, "rope_theta": 1e6}}),
     ("tiny2/olmo2", {"rms_norm_eps": 1e-5}),
@@ -650,6 +664,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 8, **LATENT}),
     ("tiny2/apertus", None, 65536, {}),
     ("tiny2/dots1", 32, 2048, {"moe_intermediate_size": 1408}),
+    ("tiny2/llama4_text", 8, 131072, {"head_dim": 128}),
     ("tiny2/minimax_m2", 8, 196608, {"head_dim": 128, "intermediate_size": 1536}),
     ("tiny2/nemotron", None, 4096, {}),
     ("tiny2/stablelm", 32, 4096, {}),

@@ -74,6 +74,7 @@ FAMILIES = {
     "tiny/mistral_sliding": "", "tiny/qwen2_bias": "", "tiny/qwen3_qknorm": "",
     "tiny/qwen3_moe": "experts", "tiny/cohere": "", "tiny/gemma": "", "tiny/arcee": "",
     "tiny/qwen3_vl": "visual", "tiny2/gemma3_text": "",
+    "tiny2/llama4_text": "experts",
     "tiny2/gemma3n": "altup_(unembed_)?projections",  # which are one tensor there
     "tiny2/gemma4_text": r"2\.self_attn\.v_proj",  # which its keys stand for
     "tiny2/glm4": "", "tiny2/granite": "", "tiny2/olmo2": "", "tiny2/exaone4": "",

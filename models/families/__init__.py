@@ -22,6 +22,7 @@ from . import (
     hunyuan,
     lfm2,
     llama,
+    llama4,
     minimax_m2,
     ministral3,
     nemotron,
@@ -41,15 +42,16 @@ from . import (
 )
 
 FAMILIES = (
-    llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, ministral3.MINISTRAL3, qwen2.QWEN2, qwen2.QWEN2_VL,
-    qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE, qwen3_moe.QWEN3_VL_MOE,
-    qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, apertus.APERTUS, arcee.ARCEE,
-    cohere.COMMAND_R, cohere.COHERE2, deepseek2.DEEPSEEK2, deepseek2.DEEPSEEK_V2,
-    deepseek2.DEEPSEEK_V3, dots1.DOTS1, ernie45.ERNIE45, ernie45.ERNIE45_MOE, exaone4.EXAONE4,
-    falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3, gemma3n.GEMMA3N, gemma4.GEMMA4,
-    glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE,
-    granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2,
-    nemotron.NEMOTRON, nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3,
-    olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
+    llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, llama4.LLAMA4, ministral3.MINISTRAL3, qwen2.QWEN2,
+    qwen2.QWEN2_VL, qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE,
+    qwen3_moe.QWEN3_VL_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT,
+    apertus.APERTUS, arcee.ARCEE, cohere.COMMAND_R, cohere.COHERE2, deepseek2.DEEPSEEK2,
+    deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3, dots1.DOTS1, ernie45.ERNIE45, ernie45.ERNIE45_MOE,
+    exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3,
+    gemma3n.GEMMA3N, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS,
+    granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2,
+    lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2, nemotron.NEMOTRON, nemotron_h.NEMOTRON_H,
+    nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS,
+    smollm3.SMOLLM3, stablelm.STABLELM,
 )  # fmt: skip
 """Every family that comes with ggraph."""
