@@ -27,8 +27,8 @@ from models.run.convert import model_to_gguf
 
 MIXTURES = (
     "tiny/qwen3_moe", "tiny2/dots1", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
-    "tiny2/lfm2_moe", "tiny2/minimax_m2", "tiny2/mixtral", "tiny2/olmoe", "tiny2/qwen2_moe",
-    "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/hunyuan_v1_moe", "tiny2/lfm2_moe", "tiny2/minimax_m2", "tiny2/mixtral", "tiny2/olmoe",
+    "tiny2/qwen2_moe", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -180,6 +180,20 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
 
 
+def test_hunyuan_a13b_as_it_was_released(tmp_path: Path) -> None:
+    """Numbers told of each layer, of latents that it has not, and a base stretched by `alpha`."""
+    config = json.loads((GOLDEN / "tiny2" / "hunyuan_v1_moe" / "config.json").read_text())
+    each = {"moe_topk": [2] * 4, "moe_intermediate_size": [24] * 4, "num_shared_expert": [1] * 4}
+    latents = {"q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128, "use_mla": False}
+    groups = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+    base = config["rope_parameters"]["rope_theta"] / 1000.0 ** (16 / 14)
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    older = {"rope_parameters": None, "rope_theta": base, "rope_scaling": rope}
+    changes = {**each, **latents, **groups, **older, "use_qk_norm": True, "use_cla": False}
+    hf = folder("tiny2/hunyuan_v1_moe", tmp_path / "hf", changes)
+    assert error(hf, "tiny2/hunyuan_v1_moe") < TOLERANCE
+
+
 def test_minimax_m2_as_it_was_released(tmp_path: Path) -> None:
     """The share of a head that turns is told as so many features."""
     told = {"rope_parameters": None, "rope_theta": 10000.0, "rotary_dim": 8}
@@ -307,6 +321,13 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/apertus", {"hidden_act": "silu"}),
         *((n, {"attention_bias": True}) for n in ("tiny2/apertus", "tiny2/dots1")),
         ("tiny2/minimax_m2", {"scoring_func": "softmax"}),
+        *(("tiny2/hunyuan_v1_moe", {key: True})
+          for key in ("attention_bias", "mlp_bias", "use_cla", "use_mla")),
+        *(("tiny2/hunyuan_v1_moe", {key: False}) for key in ("use_qk_norm", "use_mixed_mlp_moe")),
+        ("tiny2/hunyuan_v1_moe", {"moe_layer_num_skipped": 1}),
+        ("tiny2/hunyuan_v1_moe", {"moe_topk": [2, 2, 2, 1]}),
+        ("tiny2/hunyuan_v1_moe", {"moe_intermediate_size": [48] * 4}),
+        ("tiny2/hunyuan_v1_moe", {"num_experts": [8] * 4}),
         ("tiny2/llama4_text", {"attention_bias": True}),
         ("tiny2/llama4_text", {"num_experts_per_tok": 2}),
         *(("tiny2/llama4_text", {key: 3})
@@ -566,6 +587,8 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "sliding_attention": {"rope_theta": 1e4}}}),
     ("tiny2/exaone4", {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}),
     ("tiny2/hunyuan_v1_dense", {"rms_norm_eps": 1e-5}),
+    ("tiny2/hunyuan_v1_moe", {"rms_norm_eps": 1e-5, "moe_intermediate_size": [24] * 4}),
+    ("tiny2/hunyuan_v1_moe", {"moe_topk": 1, "intermediate_size": 11008, "num_shared_expert": 1}),
     ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
     ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/glm4_moe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "norm_topk_prob": True}),
@@ -665,6 +688,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/apertus", None, 65536, {}),
     ("tiny2/dots1", 32, 2048, {"moe_intermediate_size": 1408}),
     ("tiny2/llama4_text", 8, 131072, {"head_dim": 128}),
+    ("tiny2/hunyuan_v1_moe", None, 2048, {"intermediate_size": 11008}),
     ("tiny2/minimax_m2", 8, 196608, {"head_dim": 128, "intermediate_size": 1536}),
     ("tiny2/nemotron", None, 4096, {}),
     ("tiny2/stablelm", 32, 4096, {}),

@@ -49,9 +49,9 @@ FAMILIES = (
     deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3, dots1.DOTS1, ernie45.ERNIE45, ernie45.ERNIE45_MOE,
     exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3,
     gemma3n.GEMMA3N, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS,
-    granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN, lfm2.LFM2,
-    lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2, nemotron.NEMOTRON, nemotron_h.NEMOTRON_H,
-    nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE, phi3.PHI3, seed_oss.SEED_OSS,
-    smollm3.SMOLLM3, stablelm.STABLELM,
+    granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
+    hunyuan.HUNYUAN_MOE, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2, nemotron.NEMOTRON,
+    nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE,
+    phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
 )  # fmt: skip
 """Every family that comes with ggraph."""
