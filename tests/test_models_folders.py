@@ -262,7 +262,8 @@ def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> Non
     config = json.loads((GOLDEN / name / "config.json").read_text())
     key = next((key for key in UNITS if key in config), UNITS[0])
     exact = "gelu" if key != "activation_function" else "quick_gelu"  # GPT-2's may be exact
-    for i, unit in enumerate(("relu", exact, "silu" if key != UNITS[0] else "gelu_pytorch_tanh")):
+    tanh = key != UNITS[0] or config.get(key) == "gelu_pytorch_tanh"
+    for i, unit in enumerate(("relu", exact, "silu" if tanh else "gelu_pytorch_tanh")):
         with pytest.raises(ModelError, match=f"{key} '{unit}'; known: "):
             open_model(folder(name, tmp_path / str(i), {key: unit}))
 
@@ -337,6 +338,7 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron", {"hidden_act": "silu"}),
         *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         ("tiny2/stablelm", {"hidden_act": "gelu"}),
+        ("tiny2/starcoder2", {"hidden_act": "gelu"}),
         *(("tiny/arcee", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
         ("tiny/gemma", {"tie_word_embeddings": False}),
@@ -589,6 +591,7 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/hunyuan_v1_dense", {"rms_norm_eps": 1e-5}),
     ("tiny2/hunyuan_v1_moe", {"rms_norm_eps": 1e-5, "moe_intermediate_size": [24] * 4}),
     ("tiny2/hunyuan_v1_moe", {"moe_topk": 1, "intermediate_size": 11008, "num_shared_expert": 1}),
+    ("tiny2/starcoder2", {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"}),
     ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
     ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/glm4_moe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "norm_topk_prob": True}),
@@ -692,6 +695,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/minimax_m2", 8, 196608, {"head_dim": 128, "intermediate_size": 1536}),
     ("tiny2/nemotron", None, 4096, {}),
     ("tiny2/stablelm", 32, 4096, {}),
+    ("tiny2/starcoder2", 2, 4096, {}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),

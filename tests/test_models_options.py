@@ -40,6 +40,11 @@ def with_biases(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+def without_biases(tensors: Held, rng: np.random.Generator) -> Held:
+    """Those of norms alone."""
+    return {n: t for n, t in tensors.items() if not n.endswith(".bias") or "norm" in n}
+
+
 LATENT = 24
 
 
@@ -200,6 +205,8 @@ CASES: dict[str, Case] = {
         "tiny2/llama4_text",
         {"no_rope_layers": None, "no_rope_layer_interval": 3, "layer_types": None}, as_they_are,
     ),
+    "starcoder2_sliding": ("tiny2/starcoder2", {"sliding_window": 8}, as_they_are),
+    "starcoder2_unbiased": ("tiny2/starcoder2", {"use_bias": False}, without_biases),
     "stablelm_beside": (
         "tiny2/stablelm", {"use_parallel_residual": True, "qk_layernorm": True}, side_by_side,
     ),

@@ -39,6 +39,7 @@ from . import (
     seed_oss,
     smollm3,
     stablelm,
+    starcoder2,
 )
 
 FAMILIES = (
@@ -52,6 +53,6 @@ FAMILIES = (
     granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
     hunyuan.HUNYUAN_MOE, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2, nemotron.NEMOTRON,
     nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE,
-    phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
+    phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM, starcoder2.STARCODER2,
 )  # fmt: skip
 """Every family that comes with ggraph."""
