@@ -72,13 +72,14 @@ class Step:
     @cached_property
     def growth(self) -> Tensor:
         """By how much each row's queries are longer than in the first context of the training, f32
-        [T]: 1 + g * ln(1 + how many such contexts are behind it).
+        [T]: 1 + g * ln(1 + how many such contexts are behind it), or stretches with itself in one.
 
-        Source: transformers' `get_llama_4_attn_scale`.
+        Sources: transformers' `get_llama_4_attn_scale` and `modeling_llama4`.
         """
         c = self.config
-        trained = c.rope.n_ctx_orig or c.max_position_embeddings
-        behind = ops.floor(ops.cast(self.positions, dtypes.F32) / trained)
+        length = c.growth_length or c.rope.n_ctx_orig or c.max_position_embeddings
+        at = ops.cast(self.positions, dtypes.F32) + float(c.growth_length > 0)
+        behind = ops.floor(at / length)
         return ops.log(behind + 1.0) * c.query_growth + 1.0
 
     def asked(self, x: Tensor, i: int) -> Tensor:

@@ -105,6 +105,7 @@ class DecoderConfig:
     rope: Rope = field(repr=False)
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] = ()  # which layers slide; empty: all, if there is a window
+    chunked: bool = False  # windows begin anew at each multiple of their size
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -122,6 +123,8 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     attention_multiplier: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     query_growth: float = 0.0  # with the position: see `Step.growth`
+    growth_length: int = 0  # of so many positions, the next one counted; 0: of the training's
+    even_heads: bool = False  # queries and keys that turned have norms without weights
     logits_scaling: float = 1.0  # what logits are divided by
     attn_logit_softcapping: float = 0.0
     final_logit_softcapping: float = 0.0
@@ -299,6 +302,7 @@ SCALARS = (
     Scalar("residual_multiplier", ("residual_multiplier",), "residual_scale"),
     Scalar("attention_multiplier", ("attention_multiplier",), "attention.scale"),
     Scalar("query_growth", ("llama_4_scaling_beta",), "attention.temperature_scale"),
+    Scalar("growth_length", ("floor_scale",), "attention.temperature_length"),
     Scalar("logits_scaling", ("logits_scaling",), "logit_scale"),
     Scalar("attn_logit_softcapping", ("attn_logit_softcapping",), "attn_logit_softcapping"),
     Scalar("final_logit_softcapping", ("final_logit_softcapping",), "final_logit_softcapping"),

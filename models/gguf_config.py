@@ -26,6 +26,7 @@ from .config import (
 
 KV_HEADS = "attention.head_count_kv"
 LEADING = "leading_dense_block_count"
+STEP = "interleave_moe_layer_step"  # each so-manieth layer has experts
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
 
@@ -65,11 +66,13 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
 
 
 def _dense(k: Keys, layers: int) -> tuple[bool, ...]:
-    """Which layers have no experts, where others have: the first ones."""
-    if k.integer("interleave_moe_layer_step", 1) != 1:
-        raise ModelError("GGUF metadata: layers without experts among layers with experts")
-    first = k.integer(LEADING, 0)
-    return tuple(i < first for i in layer_range(layers)) if first > 0 else ()
+    """Which layers have no experts, where others have: the first ones, and all but each
+    so-manieth."""
+    first, step = k.integer(LEADING, 0), k.integer(STEP, 1)
+    if step < 1:
+        raise ModelError(f"GGUF metadata: {STEP} = {step}: expected 1 or more")
+    found = tuple(i < first or (i + 1) % step > 0 for i in layer_range(layers))
+    return found if any(found) else ()
 
 
 def _scalars(k: Keys) -> dict[str, Any]:
@@ -269,8 +272,6 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
             keys[f"{a}.{s.gguf}"] = value
     if not c.norm_topk_prob:
         keys[f"{a}.expert_weights_norm"] = False
-    if c.dense_layers:
-        keys[f"{a}.{LEADING}"] = c.leading_dense
     return keys
 
 

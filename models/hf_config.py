@@ -55,6 +55,7 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         **_layers_from_hf(k, layers, head_dim),
         multipliers=k.reals("multipliers") if k.has("multipliers") else (),
         exact_gelu=k.flag("exact_gelu"),
+        even_heads=k.flag("even_heads"),
         latent_norm_eps=k.real("latent_norm_eps", 0.0),
         use_double_wide_mlp=k.flag("use_double_wide_mlp"),
         attention_k_eq_v=k.flag("attention_k_eq_v"),

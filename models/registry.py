@@ -15,6 +15,7 @@ import numpy as np
 
 from ggraph import Graph, InputError, ModelError, Tensor, dtypes
 from ggraph.decode.model import StepShape
+from ggraph.decode.rows import Chunk
 from ggraph.errors import FormatWarning
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
@@ -71,7 +72,8 @@ class Model:
     @property
     def sliding_window(self) -> int | None:
         """Positions that a sliding layer sees, None where no layer slides."""
-        return self.config.sliding_window
+        size = self.config.sliding_window
+        return Chunk(size) if size and self.config.chunked else size
 
     @property
     def recurrent(self) -> bool:

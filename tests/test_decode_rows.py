@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.engine import verification_rows
-from ggraph.decode.rows import Rows, columns, visibility
+from ggraph.decode.rows import Chunk, Rows, columns, visibility
 from ggraph.tensor import Array
 
 CONTEXT = 12
@@ -15,7 +15,10 @@ CONTEXT = 12
 
 def seen(rows: Rows, row: int, slot: int, window: int | None) -> bool:
     """Whether a row of plain text sees a slot."""
-    near = window is None or slot > rows.positions[row] - window
+    at = rows.positions[row]
+    near = window is None or slot > at - window
+    if isinstance(window, Chunk):
+        near = slot // int(window) == at // int(window)
     return slot <= rows.slots[row] and near
 
 
@@ -23,7 +26,7 @@ def seen(rows: Rows, row: int, slot: int, window: int | None) -> bool:
     st.integers(0, CONTEXT - 1),
     st.integers(1, 4),
     st.integers(0, 2),
-    st.sampled_from([None, 1, 3, 50]),
+    st.sampled_from([None, 1, 3, 50, Chunk(1), Chunk(3), Chunk(5), Chunk(50)]),
 )
 def test_a_row_of_text_sees_what_lies_before_it(
     first: int, count: int, padding: int, window: int | None

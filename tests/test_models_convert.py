@@ -164,7 +164,7 @@ def test_a_file_says_what_its_folder_says(
     assert spread_error(told, np.load(hf / "expected.npz")["logits"]) > TOLERANCE, "no change"
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "olmo3"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n", "gemma4_text", "olmo3"])
 def test_a_scaled_rope_of_sliding_layers_is_not_written(name: str, tmp_path: Path) -> None:
     config = json.loads((GOLDEN / "tiny2" / name / "config.json").read_text())
     scaled = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}

@@ -20,6 +20,7 @@ NAMES = (
     "tiny2/lfm2", "tiny2/qwen3_5_moe", "tiny2/granite_hybrid", "tiny2/nemotron_h_moe",
     "tiny2/falcon_h1",
     "tiny2/glm4_moe_lite",
+    "tiny2/llama4_text", "tiny2/gemma3n",
     "tiny2/gemma4_text", "tiny2/gemma4_k_eq_v", "tiny2/gemma4_moe",
 )  # fmt: skip
 

@@ -27,8 +27,8 @@ from models.run.convert import model_to_gguf
 
 MIXTURES = (
     "tiny/qwen3_moe", "tiny2/dots1", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
-    "tiny2/lfm2_moe", "tiny2/minimax_m2", "tiny2/mixtral", "tiny2/olmoe", "tiny2/qwen2_moe",
-    "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+    "tiny2/hunyuan_v1_moe", "tiny2/lfm2_moe", "tiny2/minimax_m2", "tiny2/mixtral", "tiny2/olmoe",
+    "tiny2/qwen2_moe", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
 
@@ -180,6 +180,20 @@ def test_hunyuan_as_it_was_released(tmp_path: Path) -> None:
             open_model(folder("tiny2/hunyuan_v1_dense", tmp_path / str(i), odd))
 
 
+def test_hunyuan_a13b_as_it_was_released(tmp_path: Path) -> None:
+    """Numbers told of each layer, of latents that it has not, and a base stretched by `alpha`."""
+    config = json.loads((GOLDEN / "tiny2" / "hunyuan_v1_moe" / "config.json").read_text())
+    each = {"moe_topk": [2] * 4, "moe_intermediate_size": [24] * 4, "num_shared_expert": [1] * 4}
+    latents = {"q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128, "use_mla": False}
+    groups = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+    base = config["rope_parameters"]["rope_theta"] / 1000.0 ** (16 / 14)
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    older = {"rope_parameters": None, "rope_theta": base, "rope_scaling": rope}
+    changes = {**each, **latents, **groups, **older, "use_qk_norm": True, "use_cla": False}
+    hf = folder("tiny2/hunyuan_v1_moe", tmp_path / "hf", changes)
+    assert error(hf, "tiny2/hunyuan_v1_moe") < TOLERANCE
+
+
 def test_minimax_m2_as_it_was_released(tmp_path: Path) -> None:
     """The share of a head that turns is told as so many features."""
     told = {"rope_parameters": None, "rope_theta": 10000.0, "rotary_dim": 8}
@@ -248,7 +262,8 @@ def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> Non
     config = json.loads((GOLDEN / name / "config.json").read_text())
     key = next((key for key in UNITS if key in config), UNITS[0])
     exact = "gelu" if key != "activation_function" else "quick_gelu"  # GPT-2's may be exact
-    for i, unit in enumerate(("relu", exact, "silu" if key != UNITS[0] else "gelu_pytorch_tanh")):
+    tanh = key != UNITS[0] or config.get(key) == "gelu_pytorch_tanh"
+    for i, unit in enumerate(("relu", exact, "silu" if tanh else "gelu_pytorch_tanh")):
         with pytest.raises(ModelError, match=f"{key} '{unit}'; known: "):
             open_model(folder(name, tmp_path / str(i), {key: unit}))
 
@@ -273,11 +288,17 @@ PARTLY = (  # heads may turn so, or never do
         *((n, {"rope_parameters": HALF}) for n in NAMES if n not in PARTLY),
         ("tiny/llama_tied", {"rope_parameters": None, "partial_rotary_factor": 0.5}),
         *((n, {"rope_parameters": {"full_attention": {}, "sliding_attention": scaling}})
-          for n in ("tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/olmo3")
+          for n in ("tiny2/gemma3_text", "tiny2/gemma3n", "tiny2/gemma4_text", "tiny2/olmo3")
           for scaling in (SLIDING, HALF, {"rope_type": "proportional"})),
         ("tiny2/gemma3_text", {"attn_logit_softcapping": 0.5}),
         ("tiny2/gemma3_text", {"use_bidirectional_attention": True}),
         ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
+        *(("tiny2/gemma3n", {"intermediate_size": odd}) for odd in ([96] * 5 + [192], "96")),
+        *(("tiny2/gemma3n", {"activation_sparsity_pattern": odd})
+          for odd in (0.95, [0.95] * 5, [0.95] * 5 + [1.0], [0.0] * 5 + [-0.1], ["0.5"] * 6)),
+        *(("tiny2/gemma3n", {f"altup_{key}": odd})
+          for key, odd in (("active_idx", 1), ("num_inputs", 3), ("correct_scale", False))),
+        ("tiny2/gemma3n", {"attention_bias": True}),
         *((n, {"topk_group": kept, "n_group": groups})
           for n in ("tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/glm4_moe",
                     "tiny2/glm4_moe_lite", "tiny2/nemotron_h_moe")
@@ -301,9 +322,23 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/apertus", {"hidden_act": "silu"}),
         *((n, {"attention_bias": True}) for n in ("tiny2/apertus", "tiny2/dots1")),
         ("tiny2/minimax_m2", {"scoring_func": "softmax"}),
+        *(("tiny2/hunyuan_v1_moe", {key: True})
+          for key in ("attention_bias", "mlp_bias", "use_cla", "use_mla")),
+        *(("tiny2/hunyuan_v1_moe", {key: False}) for key in ("use_qk_norm", "use_mixed_mlp_moe")),
+        ("tiny2/hunyuan_v1_moe", {"moe_layer_num_skipped": 1}),
+        ("tiny2/hunyuan_v1_moe", {"moe_topk": [2, 2, 2, 1]}),
+        ("tiny2/hunyuan_v1_moe", {"moe_intermediate_size": [48] * 4}),
+        ("tiny2/hunyuan_v1_moe", {"num_experts": [8] * 4}),
+        ("tiny2/llama4_text", {"attention_bias": True}),
+        ("tiny2/llama4_text", {"num_experts_per_tok": 2}),
+        *(("tiny2/llama4_text", {key: 3})
+          for key in ("moe_layers", "no_rope_layers", "layer_types")),
+        ("tiny2/llama4_text", {"no_rope_layers": [1, 0]}),
+        ("tiny2/llama4_text", {"no_rope_layers": [1, 2, 1, 0, 1, 1]}),
         ("tiny2/nemotron", {"hidden_act": "silu"}),
         *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         ("tiny2/stablelm", {"hidden_act": "gelu"}),
+        ("tiny2/starcoder2", {"hidden_act": "gelu"}),
         *(("tiny/arcee", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
         ("tiny/gemma", {"tie_word_embeddings": False}),
@@ -498,6 +533,8 @@ def test_all_layers_of_exaone_4_turn_where_none_slides(tmp_path: Path) -> None:
 
 
 THETA = {"rope_type": "default"}
+CHUNKED = "chunked_attention"
+KINDS = [CHUNKED, CHUNKED, CHUNKED, FULL, CHUNKED, CHUNKED]
 LINEAR = "linear_attention"
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
@@ -506,6 +543,12 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
         "llama_4_scaling_beta": 0.1}}),
+    ("tiny2/llama4_text", {"moe_layers": [1, 3, 5], "layer_types": KINDS}),
+    ("tiny2/llama4_text", {"no_rope_layers": [1, 1, 1, 0, 1, 1], "no_rope_layer_interval": 4}),
+    ("tiny2/llama4_text", {"use_qk_norm": True, "num_experts_per_tok": 1, "head_dim": 128}),
+    ("tiny2/llama4_text", {"attn_temperature_tuning": True, "attn_scale": 0.1}),
+    ("tiny2/llama4_text", {"floor_scale": 8192, "attention_chunk_size": 8192}),
+    ("tiny2/llama4_text", {"rms_norm_eps": 1e-5, "intermediate_size_mlp": 16384}),
     ("tiny2/mixtral", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
     ("tiny2/mixtral", {"rope_parameters": {**THETA, "rope_theta": 1e6}}),
     ("tiny2/olmo2", {"rms_norm_eps": 1e-5}),
@@ -535,6 +578,10 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/gemma3_text", {"max_position_embeddings": 131072, "vocab_size": 262208}),
     ("tiny2/gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 1e6},
                                                "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/gemma3n", {"sliding_window": 512, "final_logit_softcapping": 30.0}),
+    ("tiny2/gemma3n", {"rope_parameters": {"full_attention": {"rope_theta": 1e6},
+                                           "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/gemma3n", {"activation_sparsity_pattern": [0.0] * 6, "num_kv_shared_layers": 15}),
     ("tiny2/gemma4_text", {"sliding_window": 512}),
     ("tiny2/gemma4_text", {"rope_parameters": {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
@@ -542,6 +589,9 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
         "sliding_attention": {"rope_theta": 1e4}}}),
     ("tiny2/exaone4", {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}),
     ("tiny2/hunyuan_v1_dense", {"rms_norm_eps": 1e-5}),
+    ("tiny2/hunyuan_v1_moe", {"rms_norm_eps": 1e-5, "moe_intermediate_size": [24] * 4}),
+    ("tiny2/hunyuan_v1_moe", {"moe_topk": 1, "intermediate_size": 11008, "num_shared_expert": 1}),
+    ("tiny2/starcoder2", {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"}),
     ("tiny2/glm4", {"rms_norm_eps": 1.5625e-7, "head_dim": 128}),
     ("tiny2/glm4", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/glm4_moe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "norm_topk_prob": True}),
@@ -616,6 +666,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/falcon_h1", 8, 8192, {}),
     ("tiny2/gemma2", 4, 8192, {"head_dim": 256}),
     ("tiny2/gemma3_text", 4, 131072, {"head_dim": 256}),
+    ("tiny2/gemma3n", 2, 32768, {"head_dim": 256, "hidden_size_per_layer_input": 256}),
     ("tiny2/gemma4_text", 4, 131072, {"head_dim": 256}),
     ("tiny2/glm4", 2, 131072, {"head_dim": 128}),
     ("tiny2/glm4_moe", 8, 131072, {}),
@@ -639,9 +690,12 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 8, **LATENT}),
     ("tiny2/apertus", None, 65536, {}),
     ("tiny2/dots1", 32, 2048, {"moe_intermediate_size": 1408}),
+    ("tiny2/llama4_text", 8, 131072, {"head_dim": 128}),
+    ("tiny2/hunyuan_v1_moe", None, 2048, {"intermediate_size": 11008}),
     ("tiny2/minimax_m2", 8, 196608, {"head_dim": 128, "intermediate_size": 1536}),
     ("tiny2/nemotron", None, 4096, {}),
     ("tiny2/stablelm", 32, 4096, {}),
+    ("tiny2/starcoder2", 2, 4096, {}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),

@@ -39,6 +39,11 @@ def with_biases(tensors: Held, rng: np.random.Generator) -> Held:
     return found
 
 
+def without_biases(tensors: Held, rng: np.random.Generator) -> Held:
+    """Those of norms alone."""
+    return {n: t for n, t in tensors.items() if not n.endswith(".bias") or "norm" in n}
+
+
 LATENT = 24
 
 
@@ -192,6 +197,15 @@ CASES: dict[str, Case] = {
     "glm4_moe_lite_groups": ("tiny2/glm4_moe_lite", TWO, as_they_are),
     "nemotron_groups": ("tiny2/nemotron_h_moe", {"n_group": 4, "topk_group": 2}, as_they_are),
     "dots1_sliding": ("tiny2/dots1", SLIDING, as_they_are),
+    "llama4_uneven": ("tiny2/llama4_text", {"use_qk_norm": False}, as_they_are),
+    "llama4_still": ("tiny2/llama4_text", {"attn_temperature_tuning": False}, as_they_are),
+    "llama4_whole": ("tiny2/llama4_text", {"layer_types": ["full_attention"] * 6}, as_they_are),
+    "llama4_third": (
+        "tiny2/llama4_text",
+        {"no_rope_layers": None, "no_rope_layer_interval": 3, "layer_types": None}, as_they_are,
+    ),
+    "starcoder2_sliding": ("tiny2/starcoder2", {"sliding_window": 8}, as_they_are),
+    "starcoder2_unbiased": ("tiny2/starcoder2", {"use_bias": False}, without_biases),
     "stablelm_beside": (
         "tiny2/stablelm", {"use_parallel_residual": True, "qk_layernorm": True}, side_by_side,
     ),
@@ -199,12 +213,14 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
 BIASES, MATRICES = "convolutions have biases", "matrices have biases"
+FOURTH = "others than each fourth layer see all"
 NO_EXPERTS = r"layers \[0, 2, 3, 4\] have no experts"
 UNTOLD = {  # by GGUF
     "gpt2_exact": "GELU is exact", "lfm2_biases": BIASES, "lfm2_moe_biases": BIASES,
     "qwen2_moe_dense": NO_EXPERTS, "qwen2_moe_summing": "experts' shares sum to 1",
     "dots1_sliding": "layers slide", "qwen3_moe_dense": NO_EXPERTS, "ernie_biases": MATRICES,
-    "falcon_biases": MATRICES,
+    "falcon_biases": MATRICES, "llama4_whole": FOURTH, "llama4_third": FOURTH,
+    "llama4_uneven": "queries and keys are not normalised",
 }  # fmt: skip
 
 

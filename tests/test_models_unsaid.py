@@ -288,7 +288,7 @@ def test_yarn_turns_the_full_layers_of_olmo_3_alone(
             assert found == ((1.0, 0.0, 1.0) if slides else (0.125, 1.0, 1.25)), i
 
 
-ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss", "exaone4", "olmo3")
+ALTERNATING = ("gemma2", "gemma3_text", "gemma3n", "gpt_oss", "exaone4", "olmo3")
 
 
 @pytest.mark.parametrize("name", ALTERNATING)

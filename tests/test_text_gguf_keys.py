@@ -132,7 +132,7 @@ def test_other_models_than_gemma_4_have_scores(gemma: Path, pieces: Path, tmp_pa
         assert gguf_keys(source, 320)["tokenizer.ggml.model"] == "llama"
     assert gguf_keys(pieces, 320, ranked=True)["tokenizer.ggml.model"] == "llama"
     made = tmp_path / "made.gguf"
-    for name in ("gemma2", "gemma3_text", "gemma4_text"):
+    for name in ("gemma2", "gemma3_text", "gemma3n", "gemma4_text"):
         shutil.copytree(TINY.parent / "tiny2" / name, tmp_path / name)
         for part in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(gemma / part, tmp_path / name / part)

@@ -80,7 +80,8 @@ class CausalModel(Protocol):
     @property
     def sliding_window(self) -> int | None:
         """How many positions some layers see, which then have an input `window_mask` beside `mask`;
-        None where every layer sees all."""
+        None where every layer sees all; a `Chunk` of `ggraph.decode.rows` where it begins anew
+        at each multiple of its size."""
         ...
 
     @property

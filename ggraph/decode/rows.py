@@ -6,6 +6,7 @@ Legend: T token rows, C cache rows that attention sees, S slots from `base` on.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,15 @@ def parents_of(rows: Rows, count: int) -> Array:
     return found
 
 
+class Chunk(int):
+    """A window that begins anew at each multiple of its size: rows see their own stretch alone."""
+
+
+def in_view(window: int, position: Any) -> Any:
+    """How many positions a row at this one sees, its own among them; or rows at these."""
+    return position % window + 1 if isinstance(window, Chunk) else window
+
+
 def visibility(rows: Rows, count: int, context: int, window: int | None = None) -> Array:
     """f32 [count, C]: 0 where a row may see a slot, else -inf; padding rows see nothing."""
     real = len(rows.tokens)
@@ -117,7 +127,7 @@ def _ramp(context: int) -> Array:
 
 
 def _in_window(rows: Rows, context: int, window: int) -> Array:
-    """bool [T, C]: slots whose position is less than `window` behind the row's.
+    """bool [T, C]: slots whose position is in the row's window.
 
     Text lies at slot = position; slots of a draft count as the position where it begins, or as
     the row's own where the slot is one of this step's.
@@ -126,5 +136,6 @@ def _in_window(rows: Rows, context: int, window: int) -> Array:
     if rows.visible is not None:
         held = np.minimum(held, rows.base)
     held[np.asarray(rows.slots)] = rows.positions
-    inside: Array = held[None, :] > np.asarray(rows.positions)[:, None] - window
+    own = np.asarray(rows.positions)[:, None]
+    inside: Array = held[None, :] > own - in_view(window, own)
     return inside

@@ -16,7 +16,7 @@ import numpy as np
 from ggraph.arrays import Feeds
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.picks import best_of
-from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
+from ggraph.decode.rows import ROW_BUCKETS, in_view, padded, row_bucket
 from ggraph.decode.runner import Result, picking
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
@@ -92,7 +92,7 @@ class Lists:
             self._lists[key] = np.full((count, width), -1, np.int32)
         lists = self._lists[key]
         for line, row in zip(lists, rows, strict=False):
-            seen = row.seen[-window:]
+            seen = row.seen[-in_view(window, row.position) :]
             line[: len(seen)] = seen
             if len(seen) < width:
                 line[len(seen)] = -1

@@ -73,12 +73,14 @@ def experts(s: Step, h: Tensor, x: Tensor, i: int) -> Tensor:
     return ops.moe_mix(out, share)
 
 
+TABLE = "per_layer_token_embd.weight"
+
+
 def layer_inputs(s: Step, x: Tensor) -> Tensor:
     """What each layer gets of a token beside the stream: [T, L*P]."""
     c, rows = s.config, x.shape[0]
     p, n = c.hidden_size_per_layer_input, c.num_hidden_layers
-    table = s.w("per_layer_token_embd.weight", c.vocab_size, n * p)
-    told = ops.get_rows(table, s.tokens) * math.sqrt(p)
+    told = ops.get_rows(s.w(TABLE, c.vocab_size, n * p), s.tokens) * math.sqrt(p)
     made = blocks.linear(s, x, "per_layer_model_proj", n * p) * c.hidden_size**-0.5
     made = blocks.norm(s, made.reshape(rows, n, p), "per_layer_proj_norm")
     return (made.reshape(rows, n * p) + told) * math.sqrt(0.5)
@@ -131,7 +133,9 @@ def made_by(c: DecoderConfig, i: int) -> int:
         return i
     alike = [j for j in range(own) if c.slides(j) == c.slides(i)]
     if not alike:
-        raise ModelError(f"gemma4: layer {i} shares keys and values, but none before {own} has any")
+        raise ModelError(
+            f"{c.architecture}: layer {i} shares keys and values, but none before {own} has any"
+        )
     return alike[-1]
 
 
@@ -233,9 +237,12 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
     }
 
 
+OWN_INPUT = {
+    "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}  # fmt: skip
 NAMES = {
-    **gemma2.NAMES, "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
-    "post_per_layer_input_norm": "post_norm", "layer_scalar": "layer_output_scale.weight",
+    **gemma2.NAMES, **OWN_INPUT, "layer_scalar": "layer_output_scale.weight",
     "router.proj": "ffn_gate_inp", "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",

@@ -28,10 +28,15 @@ def build(s: Step) -> Graph:
     x = blocks.embed(s) + ops.get_rows(table, s.positions, name="position")  # [T, E]
     for i in range(c.num_hidden_layers):
         blocks.tap(s, x, i)
-        mixed = blocks.attention(s, blocks.layer_norm(s, x, f"blk.{i}.attn_norm"), i)
-        h = s.asked(x, i) + mixed
-        x = h + _feed_forward(s, blocks.layer_norm(s, h, f"blk.{i}.ffn_norm"), i)
+        x = layer(s, x, i)
     return blocks.head(s, x, blocks.layer_norm)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    mixed = blocks.attention(s, blocks.layer_norm(s, x, f"blk.{i}.attn_norm"), i)
+    h = s.asked(x, i) + mixed
+    return h + _feed_forward(s, blocks.layer_norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
 def _feed_forward(s: Step, x: Tensor, i: int) -> Tensor:

@@ -24,7 +24,7 @@ from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
 from ..families.gemma4 import GEMMA4
-from ..gguf_config import to_gguf
+from ..gguf_config import LEADING, STEP, to_gguf
 from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
@@ -40,7 +40,7 @@ FILE_TYPES = {
 _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
     "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight", ".ssm_a",
-    ".ssm_d",
+    ".ssm_d", ".altup_router.weight", ".altup_predict_coef.weight", ".altup_correct_coef.weight",
 )  # fmt: skip
 _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 
@@ -60,6 +60,8 @@ def model_to_gguf(
 def told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
     """What a GGUF file tells of a config."""
     own = {key if key in a.bare else f"{a.gguf}.{key}": v for key, v in a.keys(c).items()}
+    if c.dense_layers and f"{a.gguf}.{STEP}" not in own:
+        own[f"{a.gguf}.{LEADING}"] = c.leading_dense
     return {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
 
 
