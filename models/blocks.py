@@ -77,9 +77,9 @@ class Step:
         Sources: transformers' `get_llama_4_attn_scale` and `modeling_llama4`.
         """
         c = self.config
+        at = ops.cast(self.positions, dtypes.F32)
         length = c.growth_length or c.rope.n_ctx_orig or c.max_position_embeddings
-        at = ops.cast(self.positions, dtypes.F32) + float(c.growth_length > 0)
-        behind = ops.floor(at / length)
+        behind = ops.floor((at + 1.0 if c.growth_length else at) / length)
         return ops.log(behind + 1.0) * c.query_growth + 1.0
 
     def asked(self, x: Tensor, i: int) -> Tensor:

@@ -61,8 +61,8 @@ class Random:
         return self.dtype.row_bytes(self.shape[-1]) * int(np.prod(self.shape[:-1]))
 
     @property
-    def data(self) -> np.ndarray[Any, Any]:
-        """The storage: ones for norms, else a random tile over and over."""
+    def storage(self) -> np.ndarray[Any, Any]:
+        """Its bytes: ones for norms, else a random tile over and over."""
         if any(n in self.name for n in NORMS):
             return np.ones(self.shape, self.dtype.np)
         stored = np.resize(tile(self.dtype), self.nbytes).view(self.dtype.np)

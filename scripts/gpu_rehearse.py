@@ -24,14 +24,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES, PIECE_BYTES = 64 << 20, 30 << 20  # of a tree, and of a piece of a model
-CALL = re.compile(r"^\| (\d+) \| (\S*) \| `([^`]+)` \|")
+CALL = re.compile(r"^\| (\d+) \| (\S+) \| (\S+) \| `([^`]+)` \|")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One row of the page's table: what travels beside the tree ("" for nothing), the command."""
+    """One row of the page's table: what of the tree stays here, what travels beside it ("" for
+    nothing), the command."""
 
     number: int
+    stays: str
     travels: str
     command: str
 
@@ -40,21 +42,22 @@ def calls() -> list[Call]:
     """The page's, in order."""
     page = (ROOT / "docs" / "cuda.md").read_text(encoding="utf-8")
     found = [CALL.match(line) for line in page.splitlines()]
-    return [Call(int(m[1]), m[2].strip("-"), m[3]) for m in found if m]
+    return [Call(int(m[1]), m[2], m[3].strip("-"), m[4]) for m in found if m]
 
 
-def send(tree: Path, pieces: Path, travels: str) -> int:
-    """A fresh copy of the tracked files and of the piece that travels. Returns its bytes."""
+def send(tree: Path, pieces: Path, call: Call) -> int:
+    """A fresh copy of the tracked files but those that stay here, and of the piece that travels.
+    Returns its bytes."""
     shutil.rmtree(tree, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() and not name.startswith(call.stays):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
-    if travels:
-        shutil.copy2(pieces / Path(travels).name, tree / travels)
+    if call.travels:
+        shutil.copy2(pieces / Path(call.travels).name, tree / call.travels)
     return sum(p.stat().st_size for p in tree.rglob("*") if p.is_file())
 
 
@@ -107,7 +110,7 @@ def rehearse(
                 print(f"call {call.number}: no {call.travels}: the model has fewer pieces")
                 failed += 1
                 continue
-            size = send(tree, pieces, call.travels)
+            size = send(tree, pieces, call)
             if size > MOST_BYTES:
                 print(f"call {call.number}: {size} bytes do not travel", file=sys.stderr)
                 return 1

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,13 @@ def test_a_test_that_kills_its_process_is_named_and_the_rest_run(
     assert not found["ok"] and [w.split(": ")[1][:6] for w in found["wrong"]] == ["begun", "failed"]
 
 
+def test_every_call_of_the_page_is_small_enough_to_travel(script: Any, tmp_path: Path) -> None:
+    played: Any = importlib.import_module("gpu_rehearse")
+    for call in played.calls():
+        tree = played.send(tmp_path / "tree", tmp_path, replace(call, travels=""))
+        assert tree + bool(call.travels) * played.PIECE_BYTES <= played.MOST_BYTES, call
+
+
 @need_compiler
 def test_calls_of_the_page_on_a_machine_that_is_played(
     script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -192,7 +200,7 @@ def test_calls_of_the_page_on_a_machine_that_is_played(
     for folder, most in (("slow", played.MOST_BYTES), ("large", 1000)):
         played.MOST_BYTES = most
         (tmp_path / folder).mkdir()
-        one = [played.Call(1, "", "touch $OUT/begun; sleep 60")]
+        one = [played.Call(1, "docs/", "", "touch $OUT/begun; sleep 60")]
         assert played.rehearse(one, tmp_path / folder, None, 0.5) == 1
     assert (tmp_path / "slow" / "1" / "begun").is_file() and not [*(tmp_path / "large").iterdir()]
     assert "call 1: status 124" in capfd.readouterr().out

@@ -12,14 +12,14 @@ Menghani et al. 2024 (arXiv 2411.07501), for LAuReL; transformers `modeling_gemm
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ggraph import Graph, ModelError, Tensor, ops
 from ggraph.errors import shown
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.lazy import lazy
 
 from .. import blocks
 from ..architecture import Architecture, Tensors, changed
@@ -27,6 +27,11 @@ from ..blocks import Step
 from ..config import LARGEST, DecoderConfig, Keys, Rope, layer_range
 from ..gguf_config import every, types_every
 from . import gemma2, gemma3, gemma4
+
+if TYPE_CHECKING:
+    import statistics
+else:
+    statistics = lazy("statistics")
 
 STREAMS = 4
 PERIOD = 5
@@ -139,6 +144,11 @@ def shut(gate: Tensor, deviations: float) -> Tensor:
     return ops.relu(beyond - ops.sqrt(ops.mean(ops.sqr(beyond))) * deviations)
 
 
+def beyond(share: float) -> float:
+    """How many deviations above their mean gates open of which this share stays shut."""
+    return statistics.NormalDist().inv_cdf(share) if share else OPEN
+
+
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """One width for all layers, which layers slide, and how far above their mean gates open."""
     k = Keys(values, "config.json")
@@ -155,7 +165,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         **values, "intermediate_size": wide,
         "layer_types": values.get("layer_types") or types_every(PERIOD, layers),
-        "multipliers": [NormalDist().inv_cdf(share) if share else OPEN for share in shares],
+        "multipliers": [beyond(share) for share in shares],
     }  # fmt: skip
 
 
@@ -165,7 +175,9 @@ def read(k: Keys, layers: int) -> Mapping[str, Any]:
     active, count = k.integer("altup.active_idx", 0), k.integer("altup.num_inputs", STREAMS)
     if (active, count) != (0, STREAMS):
         raise ModelError(f"gemma3n: stream {active} of {count} is computed; known: 0 of 4")
-    usual = [NormalDist().inv_cdf(SPARSITY) if i < SPARSE else OPEN for i in range(layers)]
+    usual = [
+        statistics.NormalDist().inv_cdf(SPARSITY) if i < SPARSE else OPEN for i in range(layers)
+    ]
     told = np.ravel(k.get("activation_sparsity_scale", usual))
     known = told.dtype.kind in "fi" and len(told) == layers
     gates = [float(v) for v in told] if known else [math.nan]

@@ -8,11 +8,11 @@ for each thread, packed, and dropped.
 
 import mmap
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
@@ -39,9 +39,15 @@ from ggraph.dtype import DType
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.lazy_array import LazyArray, Read, rows_of, windows_of
 from ggraph.formats.quants import dequantize
+from ggraph.lazy import lazy
 from ggraph.ops.evaluate import raw_view
 from ggraph.plan import Buffer
 from ggraph.tensor import Array
+
+if TYPE_CHECKING:
+    from concurrent import futures
+else:
+    futures = lazy("concurrent.futures")
 
 SLICE = 1 << 21  # bytes of a weight that a thread packs at once; then the file's pages are dropped
 
@@ -205,7 +211,7 @@ class Packer:
     def _pack_made(self, dtype: DType, read: Read, pieces: Sequence[Piece]) -> None:
         """Pieces that are made: one for each thread, which are packed before there are more."""
         most = self.pool.threads
-        with ThreadPoolExecutor(most) as crew:
+        with futures.ThreadPoolExecutor(most) as crew:
             for first in range(0, len(pieces), most):
                 starts, stops, rooms = zip(*pieces[first : first + most], strict=True)
                 made = list(crew.map(read, starts, stops))
