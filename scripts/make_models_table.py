@@ -53,7 +53,8 @@ from transformers (the version is in its config.json) in float32. What it shows:
 - *NumPy*: ops of a step that have no compiled kernel on the CPU.
 - *CUDA*: launches of a step of 5 and of one of 64 rows that a plan for a GPU leaves to the CPU.
 
-Folders may hold weights in codes, by `quantization_config`; any family may, and `convert` writes
+Folders may hold weights in codes, by `quantization_config` or, if they are older, by a
+`quantize_config.json` (GPTQ) or `quant_config.json` (AWQ); any family may, and `convert` writes
 GGUF files of them. Each becomes the smallest type that loses no more than half precision does:
 
 | by `quant_method` | what is read | held as |

@@ -7,6 +7,7 @@ float32. GPTQModel multiplies in halves, so that of its values the nearest produ
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,32 @@ def logits_of(model: Model, ids: list[int]) -> Array:
     found: Array = runner.text(ids, every=True).logits.copy()
     session.close()
     return found
+
+
+OLD = {  # the file that said it before config.json did, and its words
+    "awq": ("quant_config.json", {"bits": "w_bit", "group_size": "q_group_size"}),
+    "gptq_4": ("quantize_config.json", {}), "gptq_4_order": ("quantize_config.json", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_codes_are_told_of_in_a_file_of_their_own(name: str, tmp_path: Path) -> None:
+    """As AutoAWQ and AutoGPTQ wrote it; what config.json says goes before."""
+    shutil.copytree(CODED / name, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    told = config.pop("quantization_config")
+    assert told.pop("quant_method")
+    file, words = OLD[name]
+    old = {words.get(key, key): value for key, value in told.items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / file).write_text(json.dumps(old))
+    found, expected = (open_checkpoint(p).tensors for p in (tmp_path, CODED / name))
+    assert found.keys() == expected.keys()
+    for key, t in expected.items():
+        assert found[key].dtype is t.dtype and np.array_equal(found[key].data, t.data)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": "odd"}))
+    with pytest.raises(FormatError, match="quantised by"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.formats.coded import decoded
+from ggraph.formats.coded import CODES, codes_of, decoded
 from ggraph.formats.safetensors import json_object, read_safetensors
 from ggraph.lazy import lazy
 
@@ -15,6 +15,7 @@ else:
     torch_bin = lazy("ggraph.formats.torch_bin")
 
 MAX_JSON = 64 << 20
+OLD_CODES = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"))
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -25,8 +26,16 @@ def read_folder(folder: Path) -> Checkpoint:
     architectures = config.get("architectures") or [config.get("model_type", "")]
     if not isinstance(architectures, list) or not architectures:
         raise FormatError(f"{folder / 'config.json'}: architectures is {shown(architectures)}")
-    tensors = decoded(config, read_weights(folder), str(folder))
+    tensors = decoded(_with_codes(folder, config), read_weights(folder), str(folder))
     return Checkpoint(str(folder), "hf", str(architectures[0]), config, tensors)
+
+
+def _with_codes(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says, and of codes, if it says nothing, a file of AutoGPTQ or AutoAWQ."""
+    for name, method in OLD_CODES:
+        if not codes_of(config) and (folder / name).exists():
+            return {**config, CODES: {"quant_method": method, **read_json(folder / name)}}
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ggraph.formats.coded.fp8 import fp8
 from ggraph.formats.coded.packed import awq, gptq
 from ggraph.formats.coded.weight import Family, Told, unscaled
 
+CODES = "quantization_config"  # the key of config.json
 AS_STORED = ("mxfp4",)  # gpt-oss's release: blocks of our type, which its family puts together
 FAMILIES: dict[str, Callable[[Told], Family]] = {
     "fp8": fp8, "fbgemm_fp8": fp8, "compressed-tensors": compressed, "awq": awq, "gptq": gptq,
@@ -30,7 +31,7 @@ def decoded(
 ) -> dict[str, RawTensor]:
     """A folder's tensors with each coded weight as one. FormatError for methods and for parts that
     are not as expected, which it names."""
-    told = _told(config)
+    told = codes_of(config)
     method = told.get("quant_method") if isinstance(told, Mapping) else told
     if method is None or (isinstance(method, str) and method in AS_STORED):
         return {name: unscaled(t) for name, t in tensors.items()}
@@ -46,11 +47,11 @@ def decoded(
         raise FormatError(f"{where}: {method}: {error}") from None
 
 
-def _told(config: Mapping[str, Any]) -> object:
+def codes_of(config: Mapping[str, Any]) -> object:
     """What config.json says of codes, of the model or of the text's part of it."""
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, Mapping) else {}):
-        for key in ("quantization_config", "compression_config"):
+        for key in (CODES, "compression_config"):
             if holder.get(key) is not None:
                 return holder[key]
     return None
