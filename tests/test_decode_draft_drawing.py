@@ -136,6 +136,20 @@ def test_numbers_go_by_the_place_in_the_text(tmp_path: Path) -> None:
     assert not np.isin(sampler.ahead(range(64)), one.numbers(0, 703)).any(), "a stream of its own"
 
 
+@pytest.mark.parametrize("seed", [3, None])
+def test_texts_have_numbers_of_their_own_without_a_seed(seed: int | None, tmp_path: Path) -> None:
+    with session_on("cpu") as session:
+        runner = DraftRunner(head_of(tmp_path / "head"), session, 64, cache_dtype=F32)
+        drafter = EagleDrafter(runner, law=replace(LAW, seed=seed))
+        assert drafter.drawing is not None
+        found = []
+        for _ in range(2):
+            drafter.begin(1)
+            found.append(drafter.drawing.numbers(0, 300).copy())
+            assert np.array_equal(drafter.drawing.numbers(0, 300), found[-1])
+    assert np.array_equal(*found) == (seed is not None)
+
+
 @pytest.mark.parametrize("config", [LAW, HOT], ids=["all", "few"])
 def test_the_host_draws_as_the_op_does(config: SamplerConfig, tmp_path: Path) -> None:
     """Rows with ties, infinities and NaN; of all logits, and of the greatest alone."""

@@ -39,6 +39,11 @@ class Drawing:
         self._random = np.random.default_rng(None if config.seed is None else [config.seed, 1])
         self._numbers = np.zeros(0)  # from the text's first place on
 
+    def begin(self) -> None:
+        """Another text, which has numbers of its own where there is no seed."""
+        if self.config.seed is None:
+            self._numbers = np.zeros(0)
+
     def numbers(self, place: int, count: int) -> Array:
         """The numbers f64 [count] of these places in [0, 1)."""
         missing = place + count - len(self._numbers)

@@ -57,6 +57,8 @@ class ParallelDrafter:
         """Forget the old text. The first token has no feature before it and is not drafted from."""
         self.runner.past = 0
         self._tokens, self._features = [], []
+        if self.drawing is not None:
+            self.drawing.begin()
 
     def observe(self, tokens: Sequence[int], features: Array | None) -> None:
         """Keep the new tokens and the features before them; they are run when a draft is due."""
