@@ -45,17 +45,21 @@ def calls() -> list[Call]:
     return [Call(int(m[1]), m[2], m[3].strip("-"), m[4]) for m in found if m]
 
 
-def send(tree: Path, pieces: Path, call: Call) -> int:
-    """A fresh copy of the tracked files but those that stay here, and of the piece that travels.
-    Returns its bytes."""
-    shutil.rmtree(tree, ignore_errors=True)
+def files(call: Call) -> list[str]:
+    """The tracked files that travel with a call."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file() and not name.startswith(call.stays):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+    names = listed.stdout.splitlines()
+    return [n for n in names if (ROOT / n).is_file() and not n.startswith(call.stays)]
+
+
+def send(tree: Path, pieces: Path, call: Call) -> int:
+    """A fresh copy of the files and of the piece that travel. Returns its bytes."""
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in files(call):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
     if call.travels:
         shutil.copy2(pieces / Path(call.travels).name, tree / call.travels)
     return sum(p.stat().st_size for p in tree.rglob("*") if p.is_file())

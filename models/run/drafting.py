@@ -20,8 +20,10 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.formats import open_checkpoint
+from ggraph.formats.lazy_array import numbers, taken
 from ggraph.lazy import lazy
 
+from ..architecture import changed
 from ..eagle3 import Head
 from ..heads.assistant import AssistantHead, is_assistant
 from ..heads.dflash import BlockHead
@@ -239,7 +241,7 @@ def _cut(model: Model, count: int) -> Model:
     if model.vocab_size <= count:
         return model
     held = {
-        n: replace(t, shape=(count, *t.shape[1:]), storage=t.data[:count]) if n in TABLES else t
+        n: changed(t, taken(t.storage, numbers(t.storage)[:count])) if n in TABLES else t
         for n, t in model.catalogue.items()
     }
     return replace(model, config=replace(model.config, vocab_size=count), catalogue=held)
