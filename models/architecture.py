@@ -13,7 +13,7 @@ import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
-from ggraph.formats.lazy_array import LazyArray, Storage, numbers, taken
+from ggraph.formats.lazy_array import LazyArray, Storage, row_numbers, taken
 from ggraph.ops.rope import MODES
 
 from .blocks import Step
@@ -194,7 +194,7 @@ def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: Decode
             sizes[0] *= 2  # queries bring a gate along
         if t.shape[0] != sum(sizes):
             raise ModelError(f"{name!r}: expected {sum(sizes)} rows, got {t.shape[0]}")
-        rows = numbers(t.storage)
+        rows = row_numbers(t.storage)
         for part, size in zip(parts, sizes, strict=True):
             title = f"blk.{layer}.{part}.{last}"
             own = taken(t.storage, rows[at : at + size])
@@ -222,7 +222,7 @@ def halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
     if len(t.shape) != 3 or t.shape[1] % len(parts):
         raise ModelError(f"{t.name!r}: experts' {' and '.join(parts)} of shape {list(t.shape)}")
     found: Tensors = {}
-    each = np.split(numbers(t.storage), len(parts), axis=1)
+    each = np.split(row_numbers(t.storage), len(parts), axis=1)
     for part, rows in zip(parts, each, strict=True):
         title, shape = f"{lead}_{part}_exps.weight", (*rows.shape, t.shape[2])
         found[title] = RawTensor(title, t.dtype, shape, taken(t.storage, rows))

@@ -27,7 +27,7 @@ import numpy as np
 from ggraph import Graph, ModelError, Tensor, ops, scope
 from ggraph.decode.model import StepShape
 from ggraph.dtype import DType
-from ggraph.formats.lazy_array import Storage, columns_taken, numbers, taken
+from ggraph.formats.lazy_array import Storage, columns_taken, row_numbers, taken
 from ggraph.tensor import Kind
 
 from . import blocks
@@ -66,7 +66,7 @@ class Cut:
         entries = np.arange(*self._bounds())
         if self.axis == len(self.shape) - 1 > 0:
             return columns_taken(whole, entries)
-        return taken(whole, np.take(numbers(whole), entries, self.axis))
+        return taken(whole, np.take(row_numbers(whole), entries, self.axis))
 
     def _bounds(self) -> tuple[int, int]:
         """Entries of the storage: bytes along the last axis of blocks, elements else."""

@@ -190,7 +190,9 @@ def _meaning(driver: Driver, m: Model, ids: list[int]) -> Any:
     runner = Runner(m, session(driver), 64, cache_dtype=dtypes.F32)
     shape = runner.shape(count, count, count)
     graph = m.build(shape)
-    feeds = {t.name: to_logical(m.weight(t), t) for t in graph if t.kind.value == "weight"}
+    feeds = {
+        t.name: to_logical(np.asarray(m.weight(t)), t) for t in graph if t.kind.value == "weight"
+    }
     mask = np.full((count, shape.context), -np.inf, np.float32)
     for i in range(count):
         mask[i, : i + 1] = 0

@@ -17,7 +17,7 @@ from ggraph.formats.lazy_array import (
     LazyArray,
     Storage,
     columns_taken,
-    numbers,
+    row_numbers,
     rows_of,
     stacked,
     taken,
@@ -46,12 +46,12 @@ def test_changes_of_rows_are_numpys(made: object, data: st.DataObject) -> None:
     both = stacked([of, of])
     changes: list[tuple[Storage, Array]] = [
         (taken(of, np.array(own, int)), flat[own]),
-        (taken(of, numbers(of)[..., 1:]), whole[..., 1:, :]),
-        (taken(of, numbers(of)[::-1]), whole[::-1]),
+        (taken(of, row_numbers(of)[..., 1:]), whole[..., 1:, :]),
+        (taken(of, row_numbers(of)[::-1]), whole[::-1]),
         (columns_taken(of, np.array(order)), whole[..., order]),
         (stacked([of, of, of]), np.stack([whole] * 3)),
         (
-            taken(both, numbers(both)[:, ::2]),
+            taken(both, row_numbers(both)[:, ::2]),
             np.stack([whole] * 2)[:, ::2],
         ),
     ]

@@ -70,7 +70,7 @@ def windows_of(of: Storage) -> tuple[Array, ...]:
     return of.windows if isinstance(of, LazyArray) else (of,)
 
 
-def numbers(of: Storage) -> Array:
+def row_numbers(of: Storage) -> Array:
     """The number of each row, in the shape of all axes but the last; of each value of a vector."""
     shape = of.shape[:-1] or of.shape
     return np.arange(prod(shape)).reshape(shape)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ggraph import Graph, Tensor
 from ggraph.formats.checkpoint import RawTensor
-from ggraph.formats.lazy_array import numbers, taken
+from ggraph.formats.lazy_array import row_numbers, taken
 
 from .. import blocks, mamba2
 from ..architecture import SWIGLU, Architecture, Tensors, changed
@@ -97,7 +97,7 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
     for name, t in mamba2.sanitize(tensors, c).items():
         lead, both, _ = name.partition("shared_in.weight")
         if both:
-            parts = np.split(numbers(t.storage), 2)
+            parts = np.split(row_numbers(t.storage), 2)
             found |= {
                 f"{lead}ffn_{part}{end}.weight": changed(t, taken(t.storage, rows))
                 for part, rows in zip(("gate", "up"), parts, strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, ops
-from ggraph.formats.lazy_array import columns_taken, numbers, taken
+from ggraph.formats.lazy_array import columns_taken, row_numbers, taken
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, Tensors, changed, plain
@@ -139,12 +139,12 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
         role = "ssm_a" if name.endswith(".ssm_a") else role
         if role in ("attn_qkv", "ssm_conv1d"):
             at = 2 * c.linear_num_key_heads * d
-            rows = numbers(t.storage)
+            rows = row_numbers(t.storage)
             moved = np.concatenate([rows[:at], _in_turn(rows[at:], c, d)])
             t = changed(t, taken(t.storage, moved))
         elif role in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a"):
             size = d if role == "attn_gate" else 1
-            t = changed(t, taken(t.storage, _in_turn(numbers(t.storage), c, size)))
+            t = changed(t, taken(t.storage, _in_turn(row_numbers(t.storage), c, size)))
         elif role == "ssm_out":
             t = plain(t) if d % t.dtype.block else t  # else heads are whole blocks
             wide = t.dtype.row_bytes(d) if t.dtype.is_block else d

@@ -20,7 +20,7 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.formats import open_checkpoint
-from ggraph.formats.lazy_array import numbers, taken
+from ggraph.formats.lazy_array import row_numbers, taken
 from ggraph.lazy import lazy
 
 from ..architecture import changed
@@ -241,7 +241,7 @@ def _cut(model: Model, count: int) -> Model:
     if model.vocab_size <= count:
         return model
     held = {
-        n: changed(t, taken(t.storage, numbers(t.storage)[:count])) if n in TABLES else t
+        n: changed(t, taken(t.storage, row_numbers(t.storage)[:count])) if n in TABLES else t
         for n, t in model.catalogue.items()
     }
     return replace(model, config=replace(model.config, vocab_size=count), catalogue=held)
