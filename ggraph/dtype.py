@@ -1,7 +1,7 @@
 """Data types: names, sizes and GGUF numbers.
 
 A type stores its elements in blocks along the last axis: plain types have blocks of one element,
-quantised types blocks of 32 or 256. The meaning of a block's bytes is in `ggraph.formats.quants`.
+quantised types blocks of 32 to 256. The meaning of a block's bytes is in `ggraph.formats.quants`.
 Sizes and numbers are those of the GGUF specification (ggml `type_traits`).
 """
 
@@ -81,6 +81,15 @@ IQ4_XS = DType("iq4_xs", 23, 256, 136, None)
 MXFP4 = DType("mxfp4", 39, 32, 17, None)
 TQ1_0 = DType("tq1_0", 34, 256, 54, None)
 TQ2_0 = DType("tq2_0", 35, 256, 66, None)
+IQ1_S = DType("iq1_s", 19, 256, 50, None)
+IQ1_M = DType("iq1_m", 29, 256, 56, None)
+IQ2_XXS = DType("iq2_xxs", 16, 256, 66, None)
+IQ2_XS = DType("iq2_xs", 17, 256, 74, None)
+IQ2_S = DType("iq2_s", 22, 256, 82, None)
+IQ3_XXS = DType("iq3_xxs", 18, 256, 98, None)
+IQ3_S = DType("iq3_s", 21, 256, 110, None)
+NVFP4 = DType("nvfp4", 40, 64, 36, None)
+Q1_0 = DType("q1_0", 41, 128, 18, None)
 
 A8 = DType("a8", -1, 32, 48, None)
 """Activations on their way into a product: 32 codes of 8 bits, their scale and scale * sum of codes
@@ -99,7 +108,7 @@ Specification 1.0 and Microscaling Formats 1.0."""
 ALL: tuple[DType, ...] = (
     F32, F16, BF16, F64, I8, I16, I32, I64,
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
-    TQ1_0, TQ2_0,
+    TQ1_0, TQ2_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, NVFP4, Q1_0,
 )  # fmt: skip
 BY_NAME: dict[str, DType] = {t.name: t for t in (*ALL, A8)}
 BY_GGUF: dict[int, DType] = {t.gguf: t for t in ALL}

@@ -59,7 +59,7 @@ def sum_of(m: int, n: int, **rows: Any) -> tuple[str, dict[str, Any]]:
 def variants() -> dict[str, Isa]:
     """What this host can also run: no special products, and vectors of 256 bits."""
     here = host()
-    narrow = replace(here, features=here.features.replace("+avx512vnni", "-avx512vnni"))
+    narrow = replace(here, features=here.features.replace("+avx512bw", "-avx512bw"))
     found = {"plain": replace(here, dot="plain")}
     if here.lanes > 8:
         found["vnni of 256 bits"] = narrow
@@ -81,6 +81,13 @@ def call_with(jit: Jit, name: str, **values: Any) -> None:
     entry(jit.address(name))(code.ctypes.data, 0, 1)
 
 
+HALVES_AT = {
+    **dict.fromkeys((dt.Q4_1, dt.Q5_1, dt.Q4_K, dt.Q5_K), (0, 2)),
+    dt.Q2_K: (80, 82), dt.Q3_K: (108,), dt.Q6_K: (208,), dt.TQ1_0: (52,), dt.TQ2_0: (64,),
+}  # fmt: skip
+"""Where in their blocks types have scales, float16, if not at the beginning alone."""
+
+
 def raw_weight(
     dtype: DType, n: int, k: int, seed: int = 0, among: Sequence[int] = range(256)
 ) -> Array:
@@ -94,14 +101,18 @@ def raw_weight(
         return numbers.astype(dtype.np).view(np.uint8)
     raw = rng.choice(np.array(among, np.uint8), (n, dtype.row_bytes(k)))
     blocks = raw.reshape(-1, dtype.block_bytes)
-    scales = (rng.normal(size=(len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
+    scales = (rng.normal(size=(len(blocks), 2)) * 0.01).astype(np.float16)
     if dtype is dt.MXFP4:
         blocks[:, 0] = rng.integers(118, 126, len(blocks))
-    elif dtype in (dt.Q3_K, dt.Q6_K):
-        blocks[:, -2:] = scales[:, :2]
+    elif dtype is dt.NVFP4:
+        blocks[:, :4] = rng.integers(8, 40, (len(blocks), 4))
+    elif dtype is dt.IQ1_M:  # four bits of it above those of other scales
+        quarters = scales[:, :1].view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
+        words = np.ascontiguousarray(blocks[:, 48:]).view(np.uint16)
+        blocks[:, 48:] = ((words & 0xFFF) | (quarters << np.uint16(12))).view(np.uint8)
     else:
-        width = 4 if dtype in (dt.Q4_1, dt.Q5_1, dt.Q4_K, dt.Q5_K) else 2
-        blocks[:, :width] = scales[:, :width]
+        for i, at in enumerate(HALVES_AT.get(dtype, (0,))):
+            blocks[:, at : at + 2] = scales[:, i : i + 1].view(np.uint8)
     return raw
 
 

@@ -182,7 +182,7 @@ def test_many_rows_are_gated_at_once_where_that_is_faster() -> None:
     """Matrices of two types are not, nor few rows, nor where rows meet tiles a few at a time."""
     a, b = layout_of(Q4_K), layout_of(Q6_K)
     isa = host()
-    fast = isa.tiles or opened.opens(isa, a)
+    fast = amx.takes(isa, a) or opened.opens(isa, a)
     assert gated.at_once(isa, a, a, FEW_ROWS + 1) == fast
     assert not gated.at_once(isa, a, b, FEW_ROWS + 1) and not gated.at_once(isa, a, a, 5)
     wide = (v for v in variants().values() if v.lanes > 8 and not v.tiles)

@@ -125,7 +125,7 @@ def test_a_file_says_which_products_will_be_asked_for() -> None:
         RawTensor("w", dtypes.Q4_K, (32, 256), np.zeros((32, 144), np.uint8)),
         RawTensor("v", dtypes.Q4_K, (64, 256), np.zeros((64, 144), np.uint8)),
         RawTensor("norm", dtypes.F32, (256,), np.zeros(256, np.float32)),
-        RawTensor("numpy's", dtypes.Q2_K, (32, 256), np.zeros((32, 84), np.uint8)),
+        RawTensor("numpy's", dtypes.F64, (32, 256), np.zeros((32, 256))),
         RawTensor("empty", dtypes.F16, (32, 0), np.zeros((32, 0), np.float16)),
     ]
     assert sorted(products(stored, exact=False)) == sorted(

@@ -18,9 +18,18 @@ from ggraph.dtype import (
     F16,
     F32,
     FP8,
+    IQ1_M,
+    IQ1_S,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    NVFP4,
+    Q1_0,
     Q2_K,
     Q3_K,
     Q4_0,
@@ -36,6 +45,17 @@ from ggraph.dtype import (
     DType,
 )  # fmt: skip
 from ggraph.errors import FormatError
+from ggraph.formats.iquants import (
+    read_iq1_m,
+    read_iq1_s,
+    read_iq2_s,
+    read_iq2_xs,
+    read_iq2_xxs,
+    read_iq3_s,
+    read_iq3_xxs,
+    read_nvfp4,
+    read_q1_0,
+)
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 from ggraph.formats.quantise import quantize
 from ggraph.formats.ternary import read_tq1_0, read_tq2_0
@@ -220,5 +240,7 @@ def _mxfp4(b: Array) -> Array:
 _DECODERS: dict[DType, Callable[[Array], Array]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, Q2_K: _q2_k, Q3_K: _q3_k,
     Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, MXFP4: _mxfp4,
-    TQ1_0: read_tq1_0, TQ2_0: read_tq2_0,
+    TQ1_0: read_tq1_0, TQ2_0: read_tq2_0, IQ1_S: read_iq1_s, IQ1_M: read_iq1_m,
+    IQ2_XXS: read_iq2_xxs, IQ2_XS: read_iq2_xs, IQ2_S: read_iq2_s, IQ3_XXS: read_iq3_xxs,
+    IQ3_S: read_iq3_s, NVFP4: read_nvfp4, Q1_0: read_q1_0,
 }  # fmt: skip

@@ -9,7 +9,7 @@ from operator import add
 
 from llvmlite import ir
 
-from ggraph.backends.cpu.codegen.simd import F32, F64, I8, I16, I32, Kernel, Val, element, vec
+from ggraph.backends.cpu.codegen.simd import F32, F64, I8, I16, I32, I64, Kernel, Val, element, vec
 
 Fold = Callable[[Val, Val], Val]
 FLOAT_NAMES = {F32: "f32", F64: "f64"}  # as LLVM's functions end
@@ -287,8 +287,19 @@ def _moved(k: Kernel, stored: Val, start: int, to: int, bits: int) -> Val:
     return k.intrinsic(name, kind, stored, k.consts(signed * (count // 8), I8), I8(0))
 
 
+def table(k: Kernel, name: str, numbers: bytes) -> Val:
+    """Address of constant bytes, of which a module holds one copy under this name."""
+    kind = ir.ArrayType(I8, len(numbers))
+    held = k.module.globals.get(name)
+    if held is None:
+        held = ir.GlobalVariable(k.module, kind, name)
+        held.linkage, held.global_constant = "internal", True
+        held.initializer = ir.Constant(kind, bytearray(numbers))
+    return Val(k, k.b.ptrtoint(held, I64))
+
+
 def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
-    """What codes of 4 bits stand for: bytes of a table of 16, `less` taken off each."""
+    """What codes of up to 4 bits stand for: bytes of a table, `less` taken off each."""
     values, count = [v - less for v in table], codes.v.type.count
     if not k.isa.is_x86 or k.isa.dot == "plain":
         found = k.const(values[0], codes.v.type)
@@ -296,5 +307,5 @@ def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
             found = k.select(codes.eq(code), k.const(value, codes.v.type), found)
         return found
     word = "avx2.pshuf.b" if count == 32 else "avx512.pshuf.b.512"
-    whole = k.consts(values * (count // 16), I8)
+    whole = k.consts(values * (count // len(values)), I8)
     return k.intrinsic("llvm.x86." + word, codes.v.type, whole, codes)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu.codegen import words
+from ggraph.backends.cpu.codegen.isa import Isa
 from ggraph.backends.cpu.codegen.simd import I8, I64, Kernel, Val, Var
 from ggraph.backends.cpu.kernels.blocks import Block, Following
 from ggraph.backends.cpu.kernels.panels import (
@@ -37,7 +38,7 @@ from ggraph.backends.cpu.kernels.panels import (
     store_codes,
     store_row,
 )
-from ggraph.backends.cpu.kernels.tiles import BLOCK, SUPER, X_BLOCK, X_SCALE, X_SUM, Layout
+from ggraph.backends.cpu.kernels.tiles import BLOCK, SUPER, X_BLOCK, X_SCALE, X_SUM, Layout, Packed
 
 SUMS, CODES, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 UNITS = len(SUMS)  # of a turn
@@ -46,6 +47,14 @@ MOST = 256  # rows that share what is unpacked
 TILES = 48  # of weights that share a batch of x; their sums are 3/4 MB, for the second cache
 BATCH = 8  # blocks of a batch
 APART = MOST * LINE  # bytes between the sums of two tiles
+
+
+def takes(isa: Isa, layout: Packed) -> bool:
+    """Whether products of a layout are AMX's: not where halves of a block have minimums, or scales
+    of values that codes stand for, which nobody has laid out for it."""
+    if not isa.tiles or not isinstance(layout, Layout):
+        return False
+    return layout.subs == 1 or not (layout.values or layout.stored_minimum)
 
 
 def _call(k: Kernel, name: str, *values: Val | ir.Value) -> None:
@@ -170,7 +179,7 @@ class Tiled:
             for sub in range(a.subs):
                 k.store(self.scales + (i * a.subs + sub) * LINE, block.scales(sub, 0, HEIGHT))
             if a.stored_minimum:
-                k.store(self.minimums + i * LINE, block.minimums(0, HEIGHT))
+                k.store(self.minimums + i * LINE, block.minimums(0, 0, HEIGHT))
         k.keep_order()
 
     def _run_at(self, tile: Val, block: Val) -> Val:

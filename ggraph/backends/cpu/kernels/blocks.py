@@ -61,7 +61,7 @@ class Block:
 
     @cached_property
     def minimum_at(self) -> Val:
-        """Address of the minimums."""
+        """Address of the minimums that lie apart from the scales."""
         return self.behind(self.layout.minimums_bytes) + self.layout.minimums_at
 
     @cached_property
@@ -74,8 +74,9 @@ class Block:
         k, kind, address = self.k, self.layout.scale, self.scales_of(sub)
         if kind is Scale.HALF:
             return self._halves(address, first, lanes)
-        if kind is Scale.SIX:
-            return self._times_super(0, first, self._bytes(address, first, lanes) & 63)
+        if kind in (Scale.SIX, Scale.FOUR):
+            own = 63 if kind is Scale.SIX else 15
+            return self._times_super(0, first, self._bytes(address, first, lanes) & own)
         bytes_ = k.load(address + first, vec(I8, lanes))
         if kind is Scale.EXPONENT:
             e = k.cast("zext", bytes_, vec(I32, lanes))
@@ -83,11 +84,14 @@ class Block:
             return k.cast("bitcast", k.select(e < 2, tiny, (e - 1) << 23), vec(F32, lanes))
         return self._times_super(0, first, k.cast("sext", bytes_, vec(I32, lanes)))
 
-    def minimums(self, first: Val | int, lanes: int) -> Val:
-        """What is added to a weight, float32."""
+    def minimums(self, sub: int, first: Val | int, lanes: int) -> Val:
+        """What is added to a weight in a part of the columns, float32."""
         if self.layout.scale is Scale.HALF:
             return self._halves(self.minimum_at, first, lanes)
-        upper = (self._bytes(self.scales_of(0), first, lanes) >> 2) & 48
+        with_scales = self._bytes(self.scales_of(sub), first, lanes)
+        if self.layout.scale is Scale.FOUR:
+            return self._times_super(1, first, with_scales >> 4)
+        upper = (with_scales >> 2) & 48
         return self._times_super(1, first, self._lower(first, lanes) | upper)
 
     def _lower(self, first: Val | int, lanes: int) -> Val:
@@ -114,7 +118,8 @@ class Block:
         """Integers times the super-scales of scales, or of minimums, as float32."""
         lanes = integers.v.type.count
         supers = self._halves(self.run + which * 2 * TILE, first, lanes)
-        return supers * self.k.cast("sitofp", integers, vec(F32, lanes))
+        found = supers * self.k.cast("sitofp", integers, vec(F32, lanes))
+        return found if self.layout.unit == 1 else found * self.layout.unit
 
     @property
     def outputs(self) -> int:
@@ -162,9 +167,9 @@ class Abreast:
         """As a block's, of the tile in which output `first` is."""
         return self.blocks[first // TILE].scales(sub, first % TILE, lanes)
 
-    def minimums(self, first: int, lanes: int) -> Val:
-        """What is added to a weight, float32."""
-        return self.blocks[first // TILE].minimums(first % TILE, lanes)
+    def minimums(self, sub: int, first: int, lanes: int) -> Val:
+        """What is added to a weight in a part of the columns, float32."""
+        return self.blocks[first // TILE].minimums(sub, first % TILE, lanes)
 
 
 FAR_AHEAD = 8192  # bytes between use and prefetch

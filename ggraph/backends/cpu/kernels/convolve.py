@@ -17,7 +17,7 @@ from ggraph.backends.cpu.codegen.simd import Kernel, Val, kernel
 from ggraph.backends.cpu.kernels.blocks import ahead
 from ggraph.backends.cpu.kernels.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.kernels.passes import floats, in_passes, of_height
-from ggraph.backends.cpu.kernels.tiles import LAYOUTS, FloatLayout
+from ggraph.backends.cpu.kernels.tiles import ALL_LAYOUTS, FloatLayout
 
 ARGS = "w x y n k images m across i h width xn xr xc si sh sw"
 CHUNK = 64  # places that a thread takes at a time
@@ -89,6 +89,6 @@ def _build(k: Kernel, layout: FloatLayout) -> None:
         _chunk(k, layout, home, rest // tiles, rest % tiles, item % chunks)
 
 
-for _layout in LAYOUTS.values():
+for _layout in ALL_LAYOUTS:
     if isinstance(_layout, FloatLayout):
         kernel(ARGS, name="convolve_" + _layout.name)(partial(_build, layout=_layout))

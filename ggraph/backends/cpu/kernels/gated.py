@@ -21,7 +21,7 @@ from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, SIDE, Group
 from ggraph.backends.cpu.kernels.passes import Rows, in_passes, of_height, rows_from
 from ggraph.backends.cpu.kernels.quantise import in_fours
 from ggraph.backends.cpu.kernels.sums import add_block
-from ggraph.backends.cpu.kernels.tiles import BLOCK, LAYOUTS, TILE, X_BLOCK, Layout, Packed
+from ggraph.backends.cpu.kernels.tiles import ALL_LAYOUTS, BLOCK, TILE, X_BLOCK, Layout, Packed
 from ggraph.backends.cpu.runtime.taking import taken
 
 ARGS = "w v x out n k m xs os"
@@ -32,7 +32,7 @@ def at_once(isa: Isa, gate: Packed, up: Packed, rows: int) -> bool:
     """Whether a kernel here makes a gated unit of so many rows faster than one product after the
     other: both matrices packed alike, and rows that meet some of their tiles in one go."""
     alike = isinstance(gate, Layout) and gate is up
-    return alike and rows >= opened.OPEN_ROWS and (isa.tiles or opened.opens(isa, gate))
+    return alike and rows >= opened.OPEN_ROWS and (amx.takes(isa, gate) or opened.opens(isa, gate))
 
 
 def _behind(first: Val, i: Val) -> Val:
@@ -140,10 +140,11 @@ def _register(unit: str, layout: Layout) -> None:
     @kernel(ARGS, name=kernel_name("gated_", unit, layout))
     def build(k: Kernel) -> None:
         size, pairs = tile_bytes(k, layout), k.arg("n") // BLOCK
-        walk = _high if k.isa.tiles else _opened if opened.opens(k.isa, layout) else _plain
+        few = _opened if opened.opens(k.isa, layout) else _plain
+        walk = _high if amx.takes(k.isa, layout) else few
         walk(k, UNITS[unit], layout, size, pairs)
 
 
-PACKED = [a for a in LAYOUTS.values() if isinstance(a, Layout)]
+PACKED = [a for a in ALL_LAYOUTS if isinstance(a, Layout)]
 for _unit, _layout in product(UNITS, PACKED):
     _register(_unit, _layout)

@@ -31,9 +31,9 @@ from ggraph.backends.cpu.kernels.passes import (
 from ggraph.backends.cpu.kernels.places import Places
 from ggraph.backends.cpu.kernels.sums import add_block
 from ggraph.backends.cpu.kernels.tiles import (
+    ALL_LAYOUTS,
     BLOCK,
     HALF,
-    LAYOUTS,
     TILE,
     FloatLayout,
     Layout,
@@ -349,7 +349,7 @@ WalkRows = Callable[[Kernel, Walk], None]
 def _build(k: Kernel, layout: Packed, walk_rows: WalkRows, most: int, at_places: int) -> None:
     size = tile_bytes(k, layout)
     rows = min((FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes], most)
-    tiled = k.isa.tiles and isinstance(layout, Layout)
+    tiled = amx.takes(k.isa, layout)
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
     places = Places.of(k, layout, size, min(rows, at_places)) if at_places else None
@@ -389,7 +389,7 @@ def register(
         _build(k, layout, walk_rows, most, at_places)
 
 
-for _layout in LAYOUTS.values():
+for _layout in ALL_LAYOUTS:
     register("matmul_" + _layout.name, ARGS, _layout, _walk)
     if isinstance(_layout, FloatLayout):
         register("matmul_each_" + _layout.name, EACH_ARGS, _layout, _walk_each, at_places=0)

@@ -14,7 +14,7 @@ from ggraph.backends.cpu.kernels.matmul import ABREAST, Walk, register
 from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, OPEN_ROWS, SIDE, Group
 from ggraph.backends.cpu.kernels.passes import Rows, homes, in_passes, of_height, write_row
 from ggraph.backends.cpu.kernels.places import Places
-from ggraph.backends.cpu.kernels.tiles import LAYOUTS
+from ggraph.backends.cpu.kernels.tiles import ALL_LAYOUTS
 from ggraph.backends.cpu.runtime.taking import Taking
 
 ARGS = "w x y ids n k m u xs xu ys es experts"
@@ -331,6 +331,6 @@ def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -
             _no_numbers(k, walk, count)
 
 
-for _layout in LAYOUTS.values():  # of a mixture's few pairs hardly any share an expert
+for _layout in ALL_LAYOUTS:  # of a mixture's few pairs hardly any share an expert
     _name = "matmul_id_" + _layout.name
     register(_name, ARGS, _layout, _walk_experts, most=MOST_ROWS, at_places=1)

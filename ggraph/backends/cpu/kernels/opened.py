@@ -56,9 +56,9 @@ class Opened:
         """Scales of a part of the columns, float32."""
         return self.k.load(self.at + (CODES + sub * NUMBERS + first * 4), vec(F32, lanes))
 
-    def minimums(self, first: int, lanes: int) -> Val:
-        """What is added to a weight, float32."""
-        return self.scales(self.layout.subs, first, lanes)
+    def minimums(self, sub: int, first: int, lanes: int) -> Val:
+        """What is added to a weight in a part of the columns, float32."""
+        return self.scales(self.layout.subs + sub, first, lanes)
 
 
 def opens(isa: Isa, layout: Packed) -> bool:
@@ -75,7 +75,7 @@ def sides(k: Kernel, tiles: Val, most: int = SIDE) -> Iterator[tuple[Val, Val]]:
 
 def opened_bytes(layout: Layout) -> int:
     """Bytes of one opened block."""
-    return CODES + (layout.subs + layout.stored_minimum) * NUMBERS
+    return CODES + layout.subs * (1 + layout.stored_minimum) * NUMBERS
 
 
 def _open(block: Block, to: Val) -> None:
@@ -85,9 +85,10 @@ def _open(block: Block, to: Val) -> None:
         for group in range(GROUPS):
             at = to + (group * GROUP_BYTES + part * lanes * 4)
             k.store(at, block.codes(group, part))
-        numbers = [block.scales(sub, part * lanes, lanes) for sub in range(block.layout.subs)]
+        subs = range(block.layout.subs)
+        numbers = [block.scales(sub, part * lanes, lanes) for sub in subs]
         if block.layout.stored_minimum:
-            numbers.append(block.minimums(part * lanes, lanes))
+            numbers += [block.minimums(sub, part * lanes, lanes) for sub in subs]
         for i, number in enumerate(numbers):
             k.store(to + (CODES + i * NUMBERS + part * lanes * 4), number)
         k.keep_order()

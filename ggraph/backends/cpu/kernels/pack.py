@@ -24,7 +24,9 @@ from ggraph.backends.cpu.codegen.simd import (
 from ggraph.backends.cpu.kernels.blocks import Block
 from ggraph.backends.cpu.kernels.codes import READERS, Codes
 from ggraph.backends.cpu.kernels.elements import number
+from ggraph.backends.cpu.kernels.grids import GRIDDED
 from ggraph.backends.cpu.kernels.tiles import (
+    ALL_LAYOUTS,
     BLOCK,
     GROUP,
     GROUP_BYTES,
@@ -38,6 +40,7 @@ from ggraph.backends.cpu.kernels.tiles import (
 )
 from ggraph.dtype import DType
 
+READ = READERS | GRIDDED
 PACK_ARGS = "raw out n k row_bytes"
 ROWS_ARGS = "w ids y n k m ys"
 NOT_A_NUMBER = float("nan")
@@ -108,14 +111,20 @@ def _fill_zero(k: Kernel, address: Val, nbytes: Val | int) -> None:
 
 def _pack_tile(k: Kernel, dtype: DType, layout: Layout, stage: Val, tile: Val, first: Val) -> None:
     raw, n, row_bytes, columns = k.words("raw n row_bytes k")
-    runs, read, step = columns // dtype.block, READERS[dtype], layout.codes_bytes
+    read, step = READ[dtype], layout.codes_bytes
+    each = dtype.block // BLOCK  # blocks of a block of the file, which is a run, or some of them
+    runs = columns // (BLOCK * layout.blocks)
     with k.when(first + TILE > n):  # padding rows stay zero
         _fill_zero(k, tile, runs * layout.run_bytes)
-        _fill_zero(k, stage, layout.blocks * step)
+        _fill_zero(k, stage, each * step)
     last = k.minimum(n - first, k.const(TILE, I64))
-    for i in k.loop(0, runs):
-        run = tile + i * layout.run_bytes
-        blocks = [Block(k, layout, run, k.const(j, I64)) for j in range(layout.blocks)]
+    for i in k.loop(0, columns // dtype.block):
+        run = tile + i * (each // layout.blocks * layout.run_bytes)
+        blocks = [
+            Block(k, layout, run + own * layout.run_bytes, k.const(j, I64))
+            for own in range(each // layout.blocks)
+            for j in range(layout.blocks)
+        ]
         for lane in k.loop(0, last):
             at = raw + (first + lane) * row_bytes + i * dtype.block_bytes
             for j, block in enumerate(blocks):
@@ -130,8 +139,8 @@ def _pack_tile(k: Kernel, dtype: DType, layout: Layout, stage: Val, tile: Val, f
 
 def _pack_quantised(k: Kernel, dtype: DType, layout: Layout) -> None:
     out, n, columns = k.words("out n k")
-    stage = k.scratch(layout.blocks * layout.codes_bytes)
-    step = columns // dtype.block * layout.run_bytes
+    stage = k.scratch(dtype.block // BLOCK * layout.codes_bytes)
+    step = columns // (BLOCK * layout.blocks) * layout.run_bytes
     for t in k.share((n + (TILE - 1)) // TILE):
         _pack_tile(k, dtype, layout, stage, out + t * step, t * TILE)
 
@@ -199,7 +208,8 @@ def _numbers(k: Kernel, block: Block, lane: Val) -> Iterator[Val]:
         part = k.shuffle(codes, codes, range(first, first + 8))
         value = k.splat(scales[first * subs // BLOCK], 8) * k.cast("sitofp", part, F32X8)
         if block.layout.stored_minimum:
-            value = value + k.splat(k.lane(block.minimums(lane, 1), 0), 8)
+            minimum = block.minimums(first * subs // BLOCK, lane, 1)
+            value = value + k.splat(k.lane(minimum, 0), 8)
         yield value
 
 
@@ -242,4 +252,5 @@ def _register_rows(layout: Layout | FloatLayout) -> None:
 
 for _dtype, _layout in LAYOUTS.items():
     _register_pack(_dtype, _layout)
+for _layout in ALL_LAYOUTS:
     _register_rows(_layout)

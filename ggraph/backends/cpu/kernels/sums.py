@@ -12,7 +12,7 @@ from typing import Protocol
 from ggraph.backends.cpu.codegen import words
 from ggraph.backends.cpu.codegen.simd import Kernel, Num, Val
 from ggraph.backends.cpu.kernels.blocks import lifted
-from ggraph.backends.cpu.kernels.dots import Dot
+from ggraph.backends.cpu.kernels.dots import Dot, widened
 from ggraph.backends.cpu.kernels.passes import floats
 from ggraph.backends.cpu.kernels.tiles import (
     GROUP,
@@ -58,8 +58,8 @@ class Weights(Protocol):
         """Scales of a part of the columns, float32, from output `first` on."""
         ...
 
-    def minimums(self, first: int, lanes: int) -> Val:
-        """What is added to a weight, float32."""
+    def minimums(self, sub: int, first: int, lanes: int) -> Val:
+        """What is added to a weight in a part of the columns, float32."""
         ...
 
 
@@ -108,15 +108,25 @@ def add_block(k: Kernel, block: Weights, rows: Sequence[Val], sums: Sequence[Sum
             k.keep_order()
         if block.layout.stored_minimum:
             k.keep_order()
-            totals = _less_minimums(k, block, rows, totals)
+            totals = _less_minimums(k, block, rows, sub, totals)
         for i, total in enumerate(totals):
             sums[i % len(parts) * len(rows) + i // len(parts)].value = total
 
 
-def _less_minimums(k: Kernel, block: Weights, rows: Sequence[Val], totals: list[Val]) -> list[Val]:
-    """Totals of every (row, part) and what the minimums add."""
+def _scaled_sum(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
+    """The sum of a scale's activations, float32."""
+    if layout.subs == 1:
+        return words.broadcast(k, x + X_SUM, k.isa.lanes)
+    total = widened(k, _sums(k, layout, x, sub), 1)
+    return words.broadcast(k, x + X_SCALE, k.isa.lanes) * k.cast("sitofp", total, floats(k))
+
+
+def _less_minimums(
+    k: Kernel, block: Weights, rows: Sequence[Val], sub: int, totals: list[Val]
+) -> list[Val]:
+    """Totals of every (row, part) and what the minimums of a part of the columns add."""
     lanes = k.isa.lanes
-    minimums = [block.minimums(p * lanes, lanes) for p in parts_of(k, block.outputs)]
-    sums = [words.broadcast(k, x + X_SUM, lanes) for x in rows]
+    minimums = [block.minimums(sub, p * lanes, lanes) for p in parts_of(k, block.outputs)]
+    sums = [_scaled_sum(k, block.layout, x, sub) for x in rows]
     n = len(minimums)
     return [words.fma(k, minimums[i % n], sums[i // n], total) for i, total in enumerate(totals)]

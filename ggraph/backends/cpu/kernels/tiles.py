@@ -4,18 +4,20 @@ A packed matrix W [n, k] is a list of tiles of 16 rows; a tile is a list of runs
 being 32 columns. A run holds the super-scales of its 16 rows where its scales are integers (then it
 has 8 blocks, else one), the scales of its blocks, their minimums, then their codes. Of integers of
 6 bits a scale's byte has the upper two of the minimum above it, and eight bytes have the lower four
-of the minimums of rows i and i + 8.
+of the minimums of rows i and i + 8; of 4 bits it has all of the minimum above it.
 
 A code's bits are cut into planes, low ones first. Of a plane of 8 bits a block has eight groups of
 64 bytes: four consecutive columns (4g .. 4g + 3) of each of 16 rows. Of w bits it has w groups:
 group g lies in group g % w, from bit g // w * w of each byte on.
 
-A weight is scale * (code - zero) + minimum, or scale * (value of the code - zero). Float layouts
+A weight is scale * (code - zero) + minimum, or scale * (value of the code - zero), each scale an
+integer times its super-scale times `unit` where it has one. Float layouts
 are plain: tiles of 32 rows, and for each column the rows' numbers.
 
 Legend: n output rows, k columns (inputs), subs = scales per block (2: one per 16 columns).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -23,6 +25,8 @@ from typing import ClassVar
 from ggraph import dtype as dt
 from ggraph.dtype import DType
 from ggraph.errors import BackendError
+from ggraph.formats import grids
+from ggraph.formats.grids import Grid
 from ggraph.formats.lazy_array import Array
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 
@@ -46,6 +50,7 @@ class Scale(Enum):
     EXPONENT = "e8m0", 1  # 2 ** (e - 128)
     INTEGER = "i8", 1  # times a super-scale, f16
     SIX = "u6", 1  # with a minimum of as many bits; each times a super-scale, f16
+    FOUR = "u4", 1  # the same
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +63,9 @@ class Layout:
     """One packed family.
 
     `planes`: bits of each plane of a code; `zero` is subtracted from every code; `values`: what
-    codes stand for, `zero` added, where not for themselves.
+    codes stand for, `zero` added, where not for themselves; `stored_minimum`: whether each scale
+    has a minimum; `unit`: a power of two by which super-scales, which have few bits where they are
+    small, are not multiplied before they are stored.
     """
 
     name: str
@@ -68,6 +75,7 @@ class Layout:
     stored_minimum: bool = False
     zero: int = 0
     values: tuple[int, ...] = ()
+    unit: float = 1.0
     tile: ClassVar[int] = TILE
 
     @property
@@ -78,7 +86,7 @@ class Layout:
     @property
     def scaled_twice(self) -> bool:
         """Whether scales are integers, and have super-scales."""
-        return self.scale in (Scale.INTEGER, Scale.SIX)
+        return self.scale in (Scale.INTEGER, Scale.SIX, Scale.FOUR)
 
     @property
     def blocks(self) -> int:
@@ -102,9 +110,9 @@ class Layout:
 
     @property
     def minimums_bytes(self) -> int:
-        """Bytes of one block's minimums."""
-        whole = TILE * self.scale.nbytes * self.stored_minimum
-        return whole // 2 if self.scale is Scale.SIX else whole
+        """Bytes of one block's minimums, but for bits that lie with the scales."""
+        apart = {Scale.SIX: 1 / 2, Scale.FOUR: 0}.get(self.scale, 1)
+        return int(self.scales_bytes * self.stored_minimum * apart)
 
     @property
     def codes_at(self) -> int:
@@ -138,9 +146,21 @@ class FloatLayout:
 Packed = Layout | FloatLayout
 
 
-def _raised(values: Array, zero: int) -> tuple[int, ...]:
+def _raised(values: Array | Sequence[int], zero: int) -> tuple[int, ...]:
     return tuple(int(v) + zero for v in values)
 
+
+def _signed(grid: Grid, zero: int, part: int = 1) -> tuple[int, ...]:
+    """What a grid's places mean, without and with a sign, which is the bit above them; in parts."""
+    sizes = [size // part for size in grid.levels] + [0] * (-len(grid.levels) % 4)
+    return _raised([*sizes, *(-size for size in sizes)], zero)
+
+
+TWOS, THREES = _signed(grids.IQ2_S, 128), _signed(grids.IQ3_S, 15)
+HALVED = _signed(grids.IQ3_XXS, 128, 2)
+MOVED = _raised([8 * trit + up for up in (1, -1) for trit in (-1, 0, 1, 0)], 9)
+TRITS = Layout("n2t", (2,), Scale.INTEGER, zero=1)
+TWICE = Layout("i2h", (2, 1), Scale.INTEGER, subs=2, zero=128, values=TWOS, unit=1 / 8)
 
 LAYOUTS: dict[DType, Packed] = {
     dt.Q4_0: Layout("n4z", (4,), zero=8),
@@ -155,8 +175,22 @@ LAYOUTS: dict[DType, Packed] = {
     dt.IQ4_NL: Layout("n4t", (4,), zero=128, values=_raised(NL_VALUES, 128)),
     dt.IQ4_XS: Layout("n4tk", (4,), Scale.INTEGER, zero=128, values=_raised(NL_VALUES, 128)),
     dt.MXFP4: Layout("n4e", (4,), Scale.EXPONENT, zero=12, values=_raised(FP4_VALUES, 12)),
+    dt.NVFP4: Layout("n4h", (4,), subs=2, zero=12, values=_raised(FP4_VALUES, 12)),
+    dt.Q1_0: Layout("n1", (1,), zero=1, values=(0, 2)),
+    dt.TQ1_0: TRITS,
+    dt.TQ2_0: TRITS,
+    dt.Q2_K: Layout("n2k", (2,), Scale.FOUR, subs=2, stored_minimum=True),
+    dt.IQ1_S: Layout("i1", (2, 1), Scale.INTEGER, zero=9, values=MOVED, unit=1 / 8),
+    dt.IQ1_M: Layout("i1h", (2, 1), Scale.INTEGER, 2, zero=9, values=MOVED, unit=1 / 8),
+    dt.IQ2_XXS: Layout("i2", (2, 1), Scale.INTEGER, zero=128, values=TWOS, unit=1 / 8),
+    dt.IQ2_XS: TWICE,
+    dt.IQ2_S: TWICE,
+    dt.IQ3_XXS: Layout("i3", (4,), Scale.INTEGER, zero=128, values=HALVED, unit=1 / 2),
+    dt.IQ3_S: Layout("i3s", (4,), Scale.INTEGER, zero=15, values=THREES),
     **{t: FloatLayout(t.name, t.block_bytes) for t in (dt.F32, dt.F16, dt.BF16)},
 }
+
+ALL_LAYOUTS = tuple(dict.fromkeys(LAYOUTS.values()))  # each layout, for the kernels
 
 
 def layout_of(dtype: DType) -> Packed:
