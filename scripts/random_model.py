@@ -28,6 +28,7 @@ from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
+from ggraph.formats.quants import dequantize
 from models.architecture import Architecture
 from models.blocks import Step
 from models.cli.common import model_path
@@ -38,6 +39,24 @@ from models.run.convert import FILE_TYPES, tensor_type, told
 
 SIZE = 0.02  # of a weight, about
 DISTINCT = 512  # rows of a matrix that differ
+SCALE_AT = {
+    dtypes.Q2_K: 80, dtypes.Q3_K: 108, dtypes.Q6_K: 208, dtypes.TQ1_0: 52, dtypes.TQ2_0: 64,
+}  # fmt: skip  # where a block's float16 is, if not at its beginning
+FLOORED = (dtypes.Q4_1, dtypes.Q5_1, dtypes.Q2_K, dtypes.Q4_K, dtypes.Q5_K)  # minimums behind it
+NUMBERS = {
+    "q2_k": 10,
+    "q3_k": 11,
+    "iq2_xxs": 19,
+    "iq2_xs": 20,
+    "iq3_xxs": 23,
+    "iq1_s": 24,
+    "iq3_s": 26,
+    "iq2_s": 28,
+    "iq4_xs": 30,
+    "iq1_m": 31,
+    "nvfp4": 39,
+    "q1_0": 40,
+}  # of files of types that `convert` does not write
 
 LLAMA = {"vocab_size": 128256, "rope_theta": 500000.0, "num_key_value_heads": 8, "head_dim": 64}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -178,11 +197,11 @@ class Kinds:
     def of(self, name: str, shape: tuple[int, ...]) -> dtypes.DType:
         """The type of one tensor; of Q4_K_M as llama.cpp's quantiser chooses it."""
         table = name in ("token_embd.weight", "output.weight")
-        if self._type == "iq4_xs":
-            plain = tensor_type(name, shape, "iq4_nl")
+        if self._type in NUMBERS:
+            own, plain = dtypes.dtype(self._type), tensor_type(name, shape, "iq4_nl")
             if plain is dtypes.IQ4_NL and table:
                 return tensor_type(name, shape, "q6_k")
-            return dtypes.IQ4_XS if plain is dtypes.IQ4_NL and shape[-1] % 256 == 0 else plain
+            return own if plain is dtypes.IQ4_NL and shape[-1] % own.block == 0 else plain
         if self._type != "q4_k_m":
             return tensor_type(name, shape, self._type)
         down = name.removesuffix(".weight").removesuffix("_exps").removesuffix("_shexp")
@@ -206,21 +225,33 @@ def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Ar
         return values.astype(dtype.np)
     raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
     blocks = raw.reshape(-1, dtype.block_bytes)
-    # where the scale lies, how large codes (times integer scales) are, the minimum in scales
-    at, size, minimum = {
-        "q4_0": (0, 4.6, 0.0), "q4_1": (0, 4.6, -7.5), "q5_0": (0, 9.2, 0.0),
-        "q5_1": (0, 9.2, -15.5), "q8_0": (0, 74.0, 0.0), "q4_k": (0, 145.0, 7.5),
-        "q5_k": (0, 290.0, 15.5), "q6_k": (208, 1360.0, 0.0), "q3_k": (108, 42.0, 0.0),
-        "iq4_nl": (0, 70.0, 0.0), "iq4_xs": (0, 1300.0, 0.0), "mxfp4": (-1, 0.0, 0.0),
-    }[dtype.name]  # fmt: skip
-    if at < 0:
-        blocks[:, 0] = 120  # the exponent of 2^-8
-        return raw
-    scale = SIZE / size
-    blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
-    if minimum:
-        blocks[:, 2:4] = np.array([scale * minimum], np.float16).view(np.uint8)
+    scale = SIZE / dequantize(_scaled(blocks[:DISTINCT], dtype, 1, 0), dtype).std()
+    floor = 0.0
+    if dtype in FLOORED:
+        codes, floors = (
+            dequantize(_scaled(blocks[:DISTINCT], dtype, *units), dtype).mean()
+            for units in ((1, 0), (0, 1))
+        )
+        floor = -scale * codes / floors
+    blocks[:] = _scaled(blocks, dtype, scale, floor)
     return raw
+
+
+def _scaled(blocks: Array, dtype: dtypes.DType, scale: float, floor: float) -> Array:
+    """Blocks with this scale, and what their minimums count in."""
+    blocks, bits = blocks.copy(), np.array([scale, floor], np.float16).view(np.uint8)
+    if dtype is dtypes.MXFP4:
+        blocks[:, 0] = 120 if scale != 1 else 128  # exponents: of 2^-8, and of 1
+    elif dtype is dtypes.NVFP4:
+        blocks[:, :4] = 4 if scale != 1 else 64  # of 2^-8, and of 1
+    elif dtype is dtypes.IQ1_M:  # four bits of it above those of other scales
+        words = np.ascontiguousarray(blocks[:, 48:]).view(np.uint16)
+        quarters = bits[:2].view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
+        blocks[:, 48:] = ((words & 0xFFF) | (quarters << np.uint16(12))).view(np.uint8)
+    else:
+        at, size = SCALE_AT.get(dtype, 0), 2 + 2 * (dtype in FLOORED)
+        blocks[:, at : at + size] = bits[:size]
+    return blocks
 
 
 COLUMNS = (".ssm_a", ".ssm_d", "norm.weight")  # vectors that files may hold as columns or in rows
@@ -259,7 +290,7 @@ def write(shape: str, type_name: str, out: Path, tokens: Path | None = None) -> 
     made = [tensor(replace(t, name=n), kinds.of(n, t.shape)) for n, t in found.items()]
     said = {
         "general.name": f"{shape} (random weights)", "general.quantization_version": 2,
-        "general.file_type": {**FILE_TYPES, "iq4_xs": 30}[type_name],
+        "general.file_type": (FILE_TYPES | NUMBERS)[type_name],
     }  # fmt: skip
     write_gguf(out, told(a, c) | said | tokenizer(c.vocab_size, tokens), made)
 
@@ -268,7 +299,7 @@ def main() -> int:
     """Write one file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("shape", nargs="?", help="a name of --list, or a config.json")
-    parser.add_argument("type", nargs="?", help="such as q4_k_m, q4_0, q6_k, q8_0, iq4_xs, f16")
+    parser.add_argument("type", nargs="?", help="such as q4_k_m, q8_0, iq2_xs, f16")
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--list", action="store_true", help="print the shapes")
     asked = parser.parse_args()

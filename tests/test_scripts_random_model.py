@@ -13,8 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import random_model
 
+from ggraph import dtypes
 from ggraph.decode.runner import Runner
 from ggraph.formats import open_checkpoint
+from ggraph.formats.quants import dequantize
 from models.heads.layouts import open_head
 from models.registry import open_model
 from models.run.load import open_session
@@ -46,6 +48,14 @@ def test_a_file_is_as_large_as_the_published_one(name: str, size: float) -> None
     kept = [(kinds.of(n, t.shape), t.shape) for n, t in found.items()]
     total = sum(prod(s[:-1]) * d.row_bytes(s[-1]) for d, s in kept)
     assert abs(total / size - 1) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [t for t in dtypes.ALL if t.is_block], ids=str)
+def test_weights_of_every_type_are_of_one_size(dtype: dtypes.DType) -> None:
+    rows = random_model.rows_of(dtype, 64, 512, np.random.default_rng(0))
+    values = dequantize(rows, dtype)
+    assert 0.9 < values.std() / random_model.SIZE < 1.25
+    assert abs(values.mean()) < random_model.SIZE / 2  # codes of two bits need not lie evenly
 
 
 @pytest.mark.parametrize("name", sorted(CUT))
