@@ -59,7 +59,10 @@ def sum_of(m: int, n: int, **rows: Any) -> tuple[str, dict[str, Any]]:
 def variants() -> dict[str, Isa]:
     """What this host can also run: no special products, and vectors of 256 bits."""
     here = host()
-    narrow = replace(here, features=here.features.replace("+avx512vnni", "-avx512vnni"))
+    features = here.features.split(",")
+    # Zen 4 and Ice Lake have products of 256 bits as a part of AVX-512 alone.
+    missed = "avx512vnni" if "+avxvnni" in features else "avx512bw"
+    narrow = replace(here, features=here.features.replace(f"+{missed}", f"-{missed}"))
     found = {"plain": replace(here, dot="plain")}
     if here.lanes > 8:
         found["vnni of 256 bits"] = narrow
