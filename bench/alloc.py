@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -39,7 +40,7 @@ from ggraph.plan import Plan, Schedule
 from ggraph.rewrite import rewrite
 from ggraph.split import split
 from ggraph.verify import verify
-from models import blocks, eagle3
+from models import eagle3
 from models.blocks import Step
 from models.config import DecoderConfig, Rope
 from models.registry import ARCHITECTURES
@@ -60,22 +61,20 @@ class Blank(Step):
         return self.weights.setdefault(name, weight(name, shape, dtype))
 
     def has(self, name: str) -> bool:
-        """Everything is there but biases and frequency factors."""
-        return not name.endswith("bias") and not name.startswith("rope_freqs")
+        """Every weight is there but frequency factors; no biases, no adapters."""
+        return name.endswith(".weight") and not name.startswith("rope_freqs")
 
 
-def _config(
-    name: str, e: int, f: int, h: int, g: int, d: int, v: int, **more: int
-) -> DecoderConfig:
+def _config(name: str, e: int, f: int, h: int, g: int, d: int, v: int) -> DecoderConfig:
     rope = Rope("neox", d)
-    return DecoderConfig(name, e, f, LAYERS, h, g, d, 1e-6, v, 4096, rope, **more)
+    return DecoderConfig(name, e, f, LAYERS, h, g, d, 1e-6, v, 4096, rope)
 
 
 CONFIGS = {
     "llama": _config("llama", 2048, 8192, 32, 8, 64, 128256),
     "qwen3": _config("qwen3", 1024, 3072, 16, 8, 128, 151936),
-    "qwen3moe": _config(
-        "qwen3moe", 2048, 6144, 32, 4, 128, 151936,
+    "qwen3moe": replace(
+        _config("qwen3moe", 2048, 6144, 32, 4, 128, 151936),
         num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
     ),
 }  # fmt: skip
@@ -85,14 +84,12 @@ def model_graph(name: str, rows: int) -> Graph:
     """One step of a model of real width with `LAYERS` layers, or of an EAGLE-3 head."""
     shape = StepShape(rows, 1024, 1, 1025)
     if name != "eagle3":
-        step = Blank(CONFIGS[name], {"output.weight": None}, shape)  # type: ignore[dict-item]
-        return ARCHITECTURES[name].build(step)
+        return ARCHITECTURES[name].build(Blank(CONFIGS[name], {}, shape))
     wide = CONFIGS["llama"]
     head = eagle3.HeadConfig(wide, wide.hidden_size, (1, 2, 3), 32000)
-    step = Blank(wide, {"output.weight": None}, shape)  # type: ignore[dict-item]
-    out = eagle3.decoder(step, head, eagle3.encoder(step, head))
-    logits = blocks.linear(step, blocks.norm(step, out, "output_norm"), "output", 32000)
-    return Graph.of({"hidden": out, "logits": logits})
+    step = Blank(wide, {}, shape)
+    attending, residual = eagle3.decoder(step, head, eagle3.encoder(step, head))
+    return eagle3.outputs(step, head, attending, residual)
 
 
 def fork_graph(seed: int, width: int) -> Graph:

@@ -1,17 +1,22 @@
 """Speed of the CPU's products: GMAC/s and GB/s of each packed layout, by number of rows.
 
-    PYTHONPATH=. python bench/cpu_kernels.py [--threads 2] [--types q4_1,q8_0]
+    python bench/cpu_kernels.py [--threads 2] [--types q4_1,q8_0]
 
 Whole steps of models are `ggraph bench`'s. On a shared machine trust the ratios, not the figures.
 """
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
 from ggraph import dtype as dt
 from ggraph import env
@@ -86,7 +91,7 @@ def bench_kernels(pool: Pool, types: list[str], n: int = 1536 * 16) -> None:
             asm = Assembler(pool.jit)
             add_matmul(asm, w, x, np.zeros((m, n), np.float32))
             program = asm.freeze()
-            seconds = timed(lambda program=program: pool.run(program), 9)
+            seconds = timed(partial(pool.run, program), 9)
             macs, gb = n * w.k * m / seconds / 1e9, w.data.nbytes / seconds / 1e9
             cells.append(f"{macs:5.0f} GMAC {gb:5.1f} GB")
         print(f"{name:6} " + " ".join(cells), flush=True)

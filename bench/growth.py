@@ -12,13 +12,17 @@ in the context C, and at most a + b T + c T C in the rows T. `--plots` writes tw
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
@@ -72,13 +76,13 @@ def by_context(m: Loaded, ids: Sequence[int], rounds: int) -> dict[int, float]:
     last = len(ids)
     places = {c: min(c, last) for c in CONTEXTS if c <= last + ROOM}
     return in_turn(
-        {c: lambda at=at: step_seconds(m, ids, at, 1, False) for c, at in places.items()}, rounds
+        {c: partial(step_seconds, m, ids, at, 1, False) for c, at in places.items()}, rounds
     )
 
 
 def by_rows(m: Loaded, ids: Sequence[int], rounds: int) -> dict[int, float]:
     """Rows -> seconds of one pass; up to 8 rows get logits each, as in verification."""
-    return in_turn({n: lambda n=n: step_seconds(m, ids, BEHIND, n, n <= 8) for n in ROWS}, rounds)
+    return in_turn({n: partial(step_seconds, m, ids, BEHIND, n, n <= 8) for n in ROWS}, rounds)
 
 
 def roofline(m: Loaded, ids: Sequence[int], past: int, rows: int) -> dict[str, Any]:

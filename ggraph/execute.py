@@ -14,9 +14,9 @@ from math import lcm
 import numpy as np
 
 from ggraph.arrays import FeedCheck, Feeds
-from ggraph.backends.host import HostMemory
+from ggraph.backends.host import parted
 from ggraph.backends.plan_memory import PlanMemory
-from ggraph.backends.protocol import Backend, Launch, Memory, Program, Scratch, Store
+from ggraph.backends.protocol import Backend, Backends, Launch, Memory, Program, Scratch, Store
 from ggraph.device import HOST
 from ggraph.errors import InputError, shown
 from ggraph.formats.checkpoint import storage_shape
@@ -45,7 +45,7 @@ class Executor:
     def __init__(
         self,
         verified: VerifiedPlan,
-        backends: Mapping[str, Backend],
+        backends: Backends,
         external: Mapping[str, Memory],
         inputs: frozenset[str] = frozenset(),
     ) -> None:
@@ -54,8 +54,7 @@ class Executor:
         self.verified, self.plan = verified, verified.plan
         self.ends_complete = verified.certificate.ends_complete
         self._prefix = f"{next(_NUMBERS)}/"
-        self._backends = backends
-        self._host: Store = backends.get(HOST) or HostMemory()
+        self._backends, self._host = parted(backends)
         self._arenas: dict[str, Memory] = {}
         self._looked_at: dict[str, Array] = {}  # indices that choose what later copies move
         self._fetches: dict[Step, str] = {}  # those of outputs, by name
@@ -127,7 +126,7 @@ class Executor:
         """Back to what the proof begins with: nothing enqueued, no run begun."""
         heirs = self.plan.schedule.carried
         self.torn, self.runs = frozenset(s for s, last in heirs.items() if s != last), 0
-        for backend in (b for name, b in self._backends.items() if name != HOST):
+        for backend in self._backends.values():
             backend.abandon()
 
     def close(self) -> None:
@@ -239,8 +238,7 @@ class Executor:
 
     def _sync(self, c: Command) -> Step:
         if c.waits_for is None and c.event is None:
-            everyone = [b for n, b in self._backends.items() if n != HOST]
-            return _sync_all(everyone)
+            return _sync_all(list(self._backends.values()))
         if c.waits_for is not None:
             backend, stream = self._backends[c.waits_for.device], c.waits_for.stream
             return lambda feeds, results: backend.synchronise(stream)

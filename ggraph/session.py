@@ -25,9 +25,9 @@ from ggraph.arrays import (
     weight_source,
     weight_storage,
 )
-from ggraph.backends.host import PAGE, HostMemory
-from ggraph.backends.protocol import Backend, Memory
-from ggraph.device import HOST, check_backends
+from ggraph.backends.host import PAGE, HostMemory, parted
+from ggraph.backends.protocol import Backends, Memory
+from ggraph.device import check_backends
 from ggraph.errors import BackendError, InputError, ModelError, shown
 from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
@@ -49,7 +49,7 @@ Some = tuple[str, ...] | None  # names, or all
 
 
 class Session:
-    """Runs graphs on `backends` (device name -> backend, in priority order).
+    """Runs graphs on `backends` (device name -> backend, in priority order; "host": a store).
 
     One run at a time: a second thread that calls `run` waits for the first. A call that raises
     leaves the session as it was, but for a run that fails half-way through its states: then every
@@ -57,11 +57,12 @@ class Session:
     states half written, too, and the session open to whoever writes them or begins anew.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
+    def __init__(self, backends: Backends, options: Options | None = None) -> None:
         check_backends(backends)
         if not isinstance(options, Options | None):
             raise InputError(f"a session takes Options, got {shown(options)}")
-        self.backends = dict(backends)
+        self._given = dict(backends)
+        self.backends = parted(backends)[0]
         self.options = options or Options()
         self.plans_made = 0
         self.plan_seconds = 0.0
@@ -84,7 +85,7 @@ class Session:
     @property
     def replays(self) -> bool:
         """Whether a device captures plans, so that a longer plan costs no more to start."""
-        return any(b.captures for n, b in self.backends.items() if n != HOST)
+        return any(b.captures for b in self.backends.values())
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a plan was prepared under `key`: where it was, `run` may be called at once."""
@@ -127,9 +128,8 @@ class Session:
         for w in given:
             if not isinstance(w, RawTensor):
                 raise InputError(f"expected tensors of a checkpoint, got {shown(w)}")
-        devices = [b for n, b in self.backends.items() if n != HOST]
-        if len(devices) == 1:
-            devices[0].expect(given)
+        if len(self.backends) == 1:
+            next(iter(self.backends.values())).expect(given)
 
     def plan(self, key: Hashable) -> VerifiedPlan:
         """The plan that was prepared under `key`. InputError when there is none."""
@@ -168,7 +168,7 @@ class Session:
         """
         if not callable(work):
             raise InputError(f"meanwhile: expected a function, got {shown(work)}")
-        devices = [b for n, b in self.backends.items() if n != HOST]
+        devices = list(self.backends.values())
         devices[0].meanwhile(work) if len(devices) == 1 else work()
 
     def scan(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -306,8 +306,8 @@ class Session:
             self._external.clear()
             self._leaves.clear()
             self._failure = "the session is closed"
-            for backend in self.backends.values():
-                backend.close()
+            for owner in self._given.values():
+                owner.close()
 
     def _free(self, memory: Memory) -> None:
         self.backends[memory.buffer.device].free(memory)
@@ -339,7 +339,7 @@ class Session:
 
     def _make(self, key: Hashable, graph: Graph, weights: Callable[[Tensor], object]) -> None:
         begun = time.perf_counter()
-        specs = [b.spec for n, b in self.backends.items() if n != HOST]
+        specs = [b.spec for b in self.backends.values()]
         verified = make_plan(graph, specs, self._where_leaves_lie(graph))
         planned = time.perf_counter()
         self._tell(verified)
@@ -347,7 +347,7 @@ class Session:
         leaves = dict(self._leaves)
         try:
             self._load(verified, weights, leaves)
-            self._executors[key] = Executor(verified, self.backends, self._external, inputs)
+            self._executors[key] = Executor(verified, self._given, self._external, inputs)
         except BaseException:
             for name in self._external.keys() - self._leaves.keys():
                 self._free(self._external.pop(name))
@@ -369,7 +369,7 @@ class Session:
         """The options, with what an earlier plan has brought in pinned to where it is."""
         names = [t.name for t in graph if t.is_leaf and t.name in self._external]
         pins = [Pin(n, self._external[n].buffer.device, whole=True) for n in names]
-        several = sum(n != HOST for n in self.backends) > 1
+        several = len(self.backends) > 1
         return replace(self.options, pins=(*self.options.pins, *pins)) if several else self.options
 
     def _load(

@@ -117,7 +117,7 @@ def build(head: Head, shape: DraftShape) -> Graph:
     else:
         g = encoder(s, c)
     x, residual = decoder(s, c, g)
-    return _outputs(s, c, x, residual) if shape.wanted else _read(s, c, x)
+    return outputs(s, c, x, residual) if shape.wanted else _read(s, c, x)
 
 
 def encoder(s: Step, c: HeadConfig) -> Tensor:
@@ -169,7 +169,7 @@ def _read(s: Step, c: HeadConfig, x: Tensor) -> Graph:
     return Graph.of({"read": ops.cont(s.slots)}, also=seen, name="eagle3 read")
 
 
-def _outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
+def outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
     """Draft logits [M, W] and the hidden state [M, E] that the next draft step starts from. The
     last layer is computed for wanted rows; of the others it remembers keys and values."""
     last = c.decoder.num_hidden_layers - 1

@@ -34,7 +34,7 @@ def measured(path: Path, rows: int) -> float:
     found = json.loads(done.stdout.splitlines()[-1])
     (account,) = found["accounts"]
     total = sum(value for name, value in account.items() if name != "device")
-    apart = found["grown"] / total - 1
+    apart = float(found["grown"] / total - 1)
     sys.stdout.write(f"{rows} rows: {account}\n")
     sys.stdout.write(f"  grown by {found['grown']}, accounted for {total}: {apart:+.2%}\n")
     return apart

@@ -34,7 +34,7 @@ from models.bench.machine import Others, machine
 try:
     import torch
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 KEPT = ROOT / "bench" / "results" / "performance" / "graphs.json"
 PAGE = ROOT / "docs" / "performance" / "graphs.md"

@@ -117,10 +117,11 @@ def main() -> int:
     status = subprocess.run(tests, cwd=ROOT, env=there, check=False).returncode
     if given.tests:
         return status
-    model = shutil.copy(fetch_default(), folder / "model.gguf")
+    model = folder / "model.gguf"
+    shutil.copy(fetch_default(), model)
     ask = [*python(folder), __file__, str(folder), f"--bits={model}"]
     heard = subprocess.run(ask, env=there, capture_output=True, text=True, check=True).stdout
-    same = heard.splitlines() == list(bits(Path(model)))
+    same = heard.splitlines() == list(bits(model))
     print(f"logits of {model.name} are {'the same bits' if same else 'others'} on both")
     return status or int(not same)
 

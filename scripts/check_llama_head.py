@@ -11,19 +11,21 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import xllamacpp
 from random_heads import eagle3
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
+from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import open_model
 from models.run.convert import head_to_gguf
 from models.run.fetch import fetch_default
 
 
-def run(model: Path, head: Path) -> dict:
+def run(model: Path, head: Path) -> dict[str, Any]:
     """One request through llama.cpp with the head as drafter."""
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.warmup = str(model), 1024, False
@@ -34,10 +36,11 @@ def run(model: Path, head: Path) -> dict:
     params.speculative.draft.mparams.path = str(head)
     params.speculative.draft.n_max = 4
     server = xllamacpp.Server(params)
-    return server.handle_chat_completions(
+    reply: dict[str, Any] = server.handle_chat_completions(
         {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 32,
          "temperature": 0}
     )  # fmt: skip
+    return reply
 
 
 def main() -> None:
@@ -49,7 +52,9 @@ def main() -> None:
     model = fetch_default()
     target = open_model(model)
     out = folder / "head.gguf"
-    head_to_gguf(open_head(eagle3(folder / "head"), target), target, out, "f16")
+    head = open_head(eagle3(folder / "head"), target)
+    assert isinstance(head, Head), head.name
+    head_to_gguf(head, target, out, "f16")
     print("wrote", out, out.stat().st_size, "bytes")
     reply = run(model, out)
     print(reply["choices"][0]["message"]["content"])

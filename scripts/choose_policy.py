@@ -136,7 +136,7 @@ def _right(draft: Draft, text: Sequence[int]) -> int:
 
 def _head(m: Loaded) -> EagleDrafter:
     assert m.head is not None, "the model has no head"
-    return EagleDrafter(DraftRunner(m.head, m.drafts, m.runner.context, target=m.runner))  # type: ignore[arg-type]
+    return EagleDrafter(DraftRunner(m.head, m.drafts, m.runner.context, target=m.runner))
 
 
 def _decode(m: Loaded, ids: Sequence[int], drafts: Speculation) -> list[int]:
@@ -293,10 +293,10 @@ def print_hindsight(found: dict[str, Any], names: Sequence[str]) -> None:
     """What could be had at most, and what this policy has of it; the same with other prices."""
     now, texts = Machine(**found["machine"]), [Recorded(**t) for t in found["texts"]]
     third = [now.rows[0] + (seconds - now.rows[0]) * 2 / 3 for seconds in now.rows]
-    asked = {"question": 2e-4, "further": 1.2e-4}
+    quick = replace(now, question=2e-4, further=1.2e-4)
     variants = {
-        "prices as recorded": now, "a question of 0.2 ms": replace(now, **asked),
-        "rows a third cheaper": replace(now, rows=third), "both": replace(now, rows=third, **asked),
+        "prices as recorded": now, "a question of 0.2 ms": quick,
+        "rows a third cheaper": replace(now, rows=third), "both": replace(quick, rows=third),
     }  # fmt: skip
     shares = shares_right(texts)
     every = [places(t, shares) for t in texts]
@@ -317,7 +317,7 @@ def better(texts: Sequence[Recorded], share: float, seed: int) -> list[Recorded]
     drawn = random.Random(seed)
     good = [g for t in texts for g in t.guesses if g[0]]
 
-    def instead(guess: tuple[int, list[int]]) -> tuple[int, list[int]]:
+    def instead(guess: tuple[int, Sequence[int]]) -> tuple[int, Sequence[int]]:
         return guess if guess[0] or drawn.random() >= share else drawn.choice(good)
 
     return [replace(t, guesses=[instead(g) for g in t.guesses]) for t in texts]

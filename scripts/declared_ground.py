@@ -19,13 +19,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from cuda_host import HostDriver
 from guard_pages import PAGE, guarded
 
-from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.backends.cpu.runtime.pages import Shelf
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Memory
 from ggraph.backends.sim import Machine, SimBackend, sim_spec
 from ggraph.errors import BackendError
+from ggraph.formats.lazy_array import Storage
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
@@ -70,11 +72,15 @@ class Ground:
         self.outside.clear()
 
 
-class GuardedShelf:
+class GuardedShelf(Shelf):
     """Packed weights with a page behind each."""
 
     def __init__(self, ground: Ground) -> None:
-        self.take: Callable[[int], Array] = lambda nbytes: ground.take(nbytes, 64)
+        super().__init__()
+        self.ground = ground
+
+    def take(self, nbytes: int) -> Array:
+        return self.ground.take(nbytes, 64)
 
     def trim(self) -> None:
         """Nothing: each has pages of its own."""
@@ -88,7 +94,7 @@ class GuardedCpu(CpuBackend):
     def allocate(self, buffer: Buffer) -> Memory:
         return Memory(buffer, self.ground.take(buffer.nbytes, buffer.alignment))
 
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Storage) -> Memory:
         memory = self.allocate(buffer)
         memory.handle[:] = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         return memory
@@ -142,7 +148,7 @@ def worlds(wanted: str) -> Iterator[tuple[str, World]]:
         for threads, exact in ((1, False), (2, True), (3, False)):
             plain = open_cpu("cpu", threads=threads, exact=exact)
             cpu = GuardedCpu(plain.spec, plain.pool, exact)
-            cpu.ground, cpu._packer.shelf = ground, GuardedShelf(ground)  # type: ignore[assignment]
+            cpu.ground, cpu._packer.shelf = ground, GuardedShelf(ground)
             yield (
                 f"cpu {threads} {'exact' if exact else '8 bits'} {where}",
                 World("cpu", {"cpu": cpu}, ground),

@@ -90,9 +90,9 @@ def main() -> None:
                 figures = run(m, batch, chosen, asked.new, side)
                 found[side] += [figures] if i else []
         base = [f[0] for f in found["none"]]
-        for side, figures in found.items():
-            ratio = statistics.median(f[0] / b for f, b in zip(figures, base, strict=True))
-            speed, kept = (statistics.median(f[i] for f in figures) for i in (0, 1))
+        for side, rounds in found.items():
+            ratio = statistics.median(f[0] / b for f, b in zip(rounds, base, strict=True))
+            speed, kept = (statistics.median(f[i] for f in rounds) for i in (0, 1))
             print(f"{count:3} texts {side:7} {speed:7.1f} tokens/s, {ratio:.3f}x, {kept:.2f} kept")
     m.close()
 

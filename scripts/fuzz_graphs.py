@@ -32,7 +32,7 @@ from fuzz_kit import Grown, graph_of, grow, meaning, other_feeds
 
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
-from ggraph.backends.protocol import Backend
+from ggraph.backends.protocol import Backend, Backends, Store
 from ggraph.backends.sim import Machine, Random, SimBackend, SimHost, sim_spec
 from ggraph.device import HOST, DeviceSpec
 from ggraph.graph import Graph
@@ -53,7 +53,7 @@ class World:
 
     name: str
     family: str
-    opened: Callable[[], dict[str, Backend]]
+    opened: Callable[[], Backends]
     options: Options
 
 
@@ -61,10 +61,10 @@ def _cpu(threads: int, exact: bool) -> Callable[[], dict[str, Backend]]:
     return lambda: {"cpu": open_backend("cpu", threads=threads, exact=exact)}
 
 
-def _sims(count: int, beside: bool, seed: int) -> Callable[[], dict[str, Backend]]:
-    def opened() -> dict[str, Backend]:
+def _sims(count: int, beside: bool, seed: int) -> Callable[[], Backends]:
+    def opened() -> Backends:
         machine = Machine(Random(seed))
-        found: dict[str, Backend] = {
+        found: dict[str, Backend | Store] = {
             f"sim{i}": SimBackend(sim_spec(f"sim{i}"), machine) for i in range(count)
         }
         if beside:

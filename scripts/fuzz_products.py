@@ -75,26 +75,30 @@ ROWS = ("normal", "equal", "zeros", "huge", "tiny", "mixed", "not finite")
 WEIGHTS = ("normal", "normal", "ends", "bytes")
 
 
+def _floats(values: list[float]) -> Array:
+    return np.array(values, np.float32)
+
+
 def rows_of(case: Product) -> Array:
     """x [m, k]."""
     rng = np.random.default_rng(case.seed)
     x = rng.normal(size=(case.m, case.k)).astype(np.float32)
     if case.rows == "equal":
-        x[:] = rng.choice(np.float32([1, -1, 3e-5, -7e8]), (case.m, 1))
+        x[:] = rng.choice(_floats([1, -1, 3e-5, -7e8]), (case.m, 1))
     elif case.rows == "zeros":
         x[:, rng.random(case.k) < 0.9] = 0
         x[rng.random(case.m) < 0.5] = -0.0
     elif case.rows == "huge":
         at = rng.integers(0, 32, case.k // 32) + np.arange(0, case.k, 32)
-        x[:, at] = rng.choice(np.float32([1e12, -1e12]), (case.m, len(at)))
+        x[:, at] = rng.choice(_floats([1e12, -1e12]), (case.m, len(at)))
     elif case.rows == "tiny":
-        x *= rng.choice(np.float32([1e-36, 1e-38, 1e-40, 1e-44]), (case.m, 1))
+        x *= rng.choice(_floats([1e-36, 1e-38, 1e-40, 1e-44]), (case.m, 1))
     elif case.rows == "mixed":
         x *= np.exp2(rng.integers(-60, 40, (case.m, case.k // 32))).repeat(32, 1).astype(np.float32)
     elif case.rows == "not finite":
         for r in np.flatnonzero(rng.random(case.m) < 0.3):
             at = rng.integers(0, case.k, rng.integers(1, 4))
-            x[r, at] = rng.choice(np.float32([np.nan, np.inf, -np.inf]), len(at))
+            x[r, at] = rng.choice(_floats([np.nan, np.inf, -np.inf]), len(at))
     return x
 
 
@@ -194,7 +198,8 @@ def _apart(case: Product, raw: Array, meaning: Array) -> Array:
     else:
         return np.zeros((len(meaning), case.n))
     x = np.abs(meaning).reshape(len(meaning), -1, case.dtype.block).sum(-1)  # [m, blocks]
-    return x @ (most * 32).T
+    sizes: Array = x @ (most * 32).T
+    return sizes
 
 
 def complaint(case: Product) -> str:

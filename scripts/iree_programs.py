@@ -18,8 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from ggraph.errors import FormatError
+from ggraph.plan import Certificate
 from ggraph.record.iree import functions, plan_from_iree
-from ggraph.verify import Certificate, examine
+from ggraph.verify import examine
 
 TYPE = "tensor<{n}x{n}xf32>"
 OPTIONS = [

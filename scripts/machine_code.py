@@ -182,9 +182,9 @@ def main() -> int:
     if table()["nvrtc"] != version():
         print(f"the table is of NVRTC {table()['nvrtc']}, this is {version()}", file=sys.stderr)
         return 2
-    lines = [w for (u, a), f in zip(jobs, made, strict=True) for w in worse(str(u), a, f)]
-    print("\n".join(lines) or f"{len(jobs)} units: nothing is worse")
-    return 1 if lines else 0
+    grown = [w for (u, a), f in zip(jobs, made, strict=True) for w in worse(str(u), a, f)]
+    print("\n".join(grown) or f"{len(jobs)} units: nothing is worse")
+    return 1 if grown else 0
 
 
 if __name__ == "__main__":

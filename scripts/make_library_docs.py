@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +29,11 @@ from pages import table
 
 import ggraph
 import ggraph.face
-from ggraph import Array, Graph, Tensor, arrays, dtype, open_backend, ops, plan
+from ggraph import Array, Graph, Tensor, arrays, dtype, ops, plan
 from ggraph.backends import KINDS
+from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.backend import CpuBackend, CpuProgram
+from ggraph.backends.protocol import Launch
 from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.examples import build
 from ggraph.tensor import OPS, Example, Kind, OpSpec, apply, leaf
@@ -87,6 +90,19 @@ def call(name: str, function: Callable[..., Any]) -> str:
     return f"{name}{shown}".replace("<factory>", "..")
 
 
+@dataclass(eq=False)
+class Watched(CpuBackend):
+    """A CPU that counts the launches which it leaves to NumPy."""
+
+    fallbacks: int = 0
+
+    def lower(self, launches: Sequence[Launch]) -> CpuProgram:
+        """As ever."""
+        made = super().lower(launches)
+        self.fallbacks += len(made.fallbacks)
+        return made
+
+
 def fallbacks(spec: OpSpec, example: Example) -> int:
     """How many launches of an example the CPU leaves to NumPy; `w` and `table` are weights."""
     called = [*inspect.signature(getattr(ops, spec.name)).parameters, *example.args]
@@ -100,19 +116,12 @@ def fallbacks(spec: OpSpec, example: Example) -> int:
         leaf(kind, chr(ord("a") + i), arg.shape, arg.dtype)
         for i, (kind, arg) in enumerate(zip(kinds, example.args, strict=True))
     ]
-    result = apply(spec.name, *leaves, **example.attrs)
-    backend = open_backend("cpu", threads=1)
-    programs: list[Any] = []
-    lower = backend.lower
-
-    def watched(launches: Any) -> Any:
-        programs.append(lower(launches))
-        return programs[-1]
-
-    backend.lower = watched
+    result = apply(spec.name, *leaves, name="y", **example.attrs)
+    plain = open_cpu("cpu", threads=1)
+    backend = Watched(plain.spec, plain.pool)
     with closing(ggraph.Session({"cpu": backend}, ggraph.Options(rewrites=False))) as session:
         session.prepare("example", lambda: Graph.of({"y": result}), stored)
-    return sum(len(p.fallbacks) for p in programs)
+    return backend.fallbacks
 
 
 def stored(t: Tensor) -> Array:

@@ -111,8 +111,9 @@ def readme_text() -> str:
     """README.md with its tables of peers made anew: of processors, and of models behind that."""
     results = true_shapes.results(2)
     head = ["over the fastest: median, from the least to the greatest", "models", *CASES]
+    rows = [readme_row(r) for r in results]
     made = (
-        f"\n{table(head, map(readme_row, results))}\n<details><summary>Each model, in tokens a "
+        f"\n{table(head, rows)}\n<details><summary>Each model, in tokens a "
         f"second</summary>\n{''.join(map(readme_part, results))}\n</details>\n"
     )
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())

@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+
+from ggraph import Array
 from models.bench.peer import LogprobPeer
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load
@@ -40,13 +43,14 @@ def windows(m: Loaded, count: int) -> list[list[int]]:
     return [ids[i * WINDOW : (i + 1) * WINDOW] for i in range(count)]
 
 
-def ours(m: Loaded, ids: Sequence[int]) -> np.ndarray:
+def ours(m: Loaded, ids: Sequence[int]) -> Array:
     """Log-probabilities f64 [128] of the scored tokens of one window."""
     m.runner.past = 0
     logits = m.runner.text(ids, every=True).logits[WINDOW - SCORED - 1 : -1].astype(np.float64)
     top = logits.max(axis=1, keepdims=True)
-    whole = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
-    return logits[np.arange(SCORED), list(ids[WINDOW - SCORED :])] - whole
+    whole: Array = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
+    scored: Array = logits[np.arange(SCORED), list(ids[WINDOW - SCORED :])]
+    return scored - whole
 
 
 def theirs(peer: LogprobPeer, ids: Sequence[int], vocabulary: int) -> Iterator[float]:

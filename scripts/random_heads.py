@@ -16,7 +16,8 @@ RNG = np.random.default_rng(0)
 
 def matrix(n: int, k: int) -> np.ndarray[Any, Any]:
     """[n, k] float16 whose products keep the size of what goes in."""
-    return (RNG.standard_normal((n, k)) / np.sqrt(k)).astype(np.float16)
+    drawn: np.ndarray[Any, Any] = RNG.standard_normal((n, k)) / np.sqrt(k)
+    return drawn.astype(np.float16)
 
 
 def layer(prefix: str, wide: int) -> Tensors:

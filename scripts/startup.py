@@ -84,7 +84,7 @@ def run_ours(
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment(folder) | other,
+        env={**environment(folder), **other},
     ) as running:
         assert running.stdout is not None
         os.read(running.stdout.fileno(), 1)

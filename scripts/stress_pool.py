@@ -23,9 +23,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph.backends.cpu.codegen.jit import host_jit

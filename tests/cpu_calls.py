@@ -59,6 +59,7 @@ def sum_of(m: int, n: int, **rows: Any) -> tuple[str, dict[str, Any]]:
 def variants() -> dict[str, Isa]:
     """What this host can also run: no special products, and vectors of 256 bits."""
     here = host()
+    # Without these alone products of 256 bits remain, of AVX-512 where there are no others (Zen 4).
     narrow = replace(here, features=here.features.replace("+avx512bw", "-avx512bw"))
     found = {"plain": replace(here, dot="plain")}
     if here.lanes > 8:

@@ -192,7 +192,8 @@ def assert_codes(made: Array, rows: Array, what: str) -> None:
     """That words of a buffer of codes are those of these rows; a NaN has many forms."""
     wanted = codes(rows)
     found = coded(made, *wanted[0].shape[:2])
-    for floats, a, b in zip((np.s_[:, :, 1, :, 2:], np.s_[:]), found, wanted, strict=True):
+    places: tuple[Any, Any] = (np.s_[:, :, 1, :, 2:], np.s_[:])  # of floats, in quads and in pairs
+    for floats, a, b in zip(places, found, wanted, strict=True):
         same = a == b
         none = [np.isnan(np.ascontiguousarray(v[floats]).view(np.float32)) for v in (a, b)]
         same[floats] |= none[0] & none[1]

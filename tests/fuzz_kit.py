@@ -24,7 +24,7 @@ from ggraph.errors import GraphError, InputError, ShapeError
 from ggraph.graph import Graph
 from ggraph.ops import examples
 from ggraph.ops.evaluate import Bytes, compute, encode, raw_view, read, to_storage
-from ggraph.tensor import OPS, Arg, Array, Example, Kind, OpSpec, Tensor, apply, leaf
+from ggraph.tensor import OPS, Arg, Array, Attr, Example, Kind, OpSpec, Tensor, apply, leaf
 
 LARGEST = 1 << 14  # elements of a tensor
 HUGE = 1e4  # values beyond are no test of anything but overflow
@@ -51,7 +51,7 @@ class Grown:
 
     def leaf(self, arg: Arg, kind: Kind | None = None) -> Tensor:
         """A new leaf filled as `arg` asks. GraphError for indices into nothing."""
-        if arg.fill == "ids:0" and prod(arg.shape):
+        if arg.fill == "ids:0" and 0 not in arg.shape:
             raise GraphError("indices into nothing")
         kinds = [Kind.INPUT, Kind.INPUT, Kind.WEIGHT, Kind.STATE]
         if arg.dtype is A8:
@@ -104,7 +104,8 @@ class Grown:
         same = [t for t in found if t.shape == tuple(shape)]
         if same and self.chance(0.7):
             return self.r.choice(same[-4:] if self.chance(0.5) else same)
-        larger = [t for t in found if t.size >= prod(shape) and prod(shape)]
+        count = prod(shape)
+        larger = [t for t in found if t.size >= count > 0]
         if not larger or dtype.is_block:
             return None
         return self._window(self.r.choice(larger), tuple(shape))
@@ -158,7 +159,7 @@ def _changed(arg: Arg, change: Mapping[int, int]) -> Arg:
     return Arg(tuple(change.get(n, n) for n in arg.shape), arg.dtype, fill)
 
 
-def _attr(key: str, value: object, change: Mapping[int, int]) -> object:
+def _attr(key: str, value: Attr, change: Mapping[int, int]) -> Attr:
     """Sizes that stand in attributes change as the shapes do."""
     if key in ("n_rot", "k", "sizes", "shape", "repeats") and isinstance(value, int | tuple):
         several = value if isinstance(value, tuple) else (value,)

@@ -165,7 +165,7 @@ def several(grown: "Grown") -> None:
     x, r = _wide_rows(grown), grown.r
     count = r.randint(2, 6)
     heights = [r.choice(SIZES) for _ in range(r.randint(1, 3))]
-    products = []
+    products: list[Tensor] = []
     for w in _matrices(grown, count, x.shape[-1], [r.choice(heights) for _ in range(count)]):
         t = _put(grown, ops.mul_mat(w, x))
         like = [p for p in (*products, x) if p.shape == t.shape]

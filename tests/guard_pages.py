@@ -36,6 +36,6 @@ def is_untouched(found: Array) -> bool:
     first, end = address // PAGE * PAGE, address + found.nbytes
     around = [(first, address - first), (end, -end % PAGE)]
     return all(
-        (np.frombuffer((ctypes.c_char * n).from_address(at), np.uint8) == CANARY).all()
+        (np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(at)) == CANARY).all()
         for at, n in around
     )

@@ -51,7 +51,8 @@ def layer(prefix: str, seed: int, width: int) -> Weights:
 
 
 def norm(x: Array, w: Array) -> Array:
-    return x / np.sqrt((x * x).mean() + EPS) * w
+    even: Array = x / np.sqrt((x * x).mean() + EPS)
+    return even * w
 
 
 def rotated(x: Array, position: int, turns: list[float] | None = None) -> Array:
@@ -123,7 +124,7 @@ class ByHand:
             a, b = x[2 * j], x[2 * j + 1]
             out[2 * j] = a * np.cos(angle) - b * np.sin(angle)
             out[2 * j + 1] = b * np.cos(angle) + a * np.sin(angle)
-        return out * self.options.get("by_hand_magnitude", 1.0)
+        return out * float(self.options.get("by_hand_magnitude", 1.0))
 
     def attention(self, prefix: str, i: int, x: Array, p: int) -> Any:
         if f"{prefix}.self_attn.kv_b_proj.weight" in self.w:
@@ -270,7 +271,8 @@ def own_width(w: Weights) -> Weights:
 
 def variant(name: str) -> tuple[Weights, dict[str, Any]]:
     """Tensors and config keys of one variant."""
-    w, options = base(), {}
+    w = base()
+    options: dict[str, Any] = {}
     if name == "norm_before_residual":
         options["norm_before_residual"] = True
     elif name == "norm_before_fc":

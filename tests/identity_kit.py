@@ -9,7 +9,7 @@ say nothing.
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,8 @@ def adversaries(truth: list[int], vocabulary: int, length: int) -> dict[str, Gue
     def forked(text: list[int], limit: int) -> Draft:
         """The truth between two branches that begin like it and go wrong, as far as they fit."""
         good = ahead(text, max(1, limit // 3))
-        tokens, parents = [], []
+        tokens: list[int] = []
+        parents: list[int] = []
         for wrong in (0, None, len(good) - 1):
             before = ROOT
             for token in good if wrong is None else spoilt(good, wrong):
@@ -71,6 +72,9 @@ def adversaries(truth: list[int], vocabulary: int, length: int) -> dict[str, Gue
                 before = len(tokens)
                 tokens.append(token)
         return Draft(tuple(tokens[:limit]), tuple(parents[:limit]))
+
+    def wrong_at(at: int, text: list[int], limit: int) -> Draft:
+        return Draft.chain(spoilt(ahead(text, limit), at))
 
     made: dict[str, Guess] = {
         "right": lambda text, limit: Draft.chain(ahead(text, limit)),
@@ -81,9 +85,7 @@ def adversaries(truth: list[int], vocabulary: int, length: int) -> dict[str, Gue
         "stubborn": lambda text, limit: Draft.chain([text[-1]] * limit),
     }
     for at in range(length):
-        made[f"wrong at {at}"] = lambda text, limit, at=at: Draft.chain(  # type: ignore[misc]
-            spoilt(ahead(text, limit), at)
-        )
+        made[f"wrong at {at}"] = partial(wrong_at, at)
     return made
 
 
@@ -93,7 +95,7 @@ class Scripted:
     taps: tuple[int, ...] = ()
     name = "scripted"
 
-    def __init__(self, guess: object) -> None:
+    def __init__(self, guess: Guess) -> None:
         self.text: list[int] = []
         self._guess = guess
 
@@ -104,7 +106,7 @@ class Scripted:
         self.text.extend(tokens)
 
     def propose(self, limit: int) -> Draft:
-        return self._guess(self.text, limit)  # type: ignore[operator]
+        return self._guess(self.text, limit)
 
 
 @dataclass
@@ -217,10 +219,18 @@ def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
     golden = GOLDEN / name
     t = Target(golden, head=HEAD)
     size, guesses = t.model.vocab_size, Outcome()
+
+    def scripted(guess: str, truth: list[int]) -> list[Drafter]:
+        return [Scripted(adversaries(truth, size, CHAIN)[guess])]
+
+    def behind_knowing(t: Target, tree: TreeShape | None, truth: list[int]) -> list[Drafter]:
+        return [Knowing(truth, size), t.heads(tree)]
+
+    def alone(t: Target, tree: TreeShape | None, truth: list[int]) -> list[Drafter]:
+        return [t.heads(tree)]
+
     for guess in adversaries([], size, CHAIN):
-        guesses += t.held(
-            lambda truth, guess=guess: [Scripted(adversaries(truth, size, CHAIN)[guess])], 3 * CHAIN
-        )
+        guesses += t.held(partial(scripted, guess), 3 * CHAIN)
     yield "guesses", guesses
     yield "suffix", t.held(lambda _: [PromptLookup(least=1), SuffixDrafter()], CHAIN)
     noisy = disturbed(golden, folder / "noisy")
@@ -229,10 +239,7 @@ def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
     yield "other model", t.held(lambda _: [t.beside(other, "other.")], CHAIN)
     for words, tree in (("chain", None), ("tree", TREE)):
         most = CHAIN if tree is None else tree.total_tokens - 1
-        yield (
-            f"eagle3 {words}",
-            t.held(lambda truth, tree=tree: [Knowing(truth, size), t.heads(tree)], most),
-        )
+        yield f"eagle3 {words}", t.held(partial(behind_knowing, t, tree), most)
     t.session.close()
     if name.startswith("tiny2/gemma4"):
         yield from assisted(golden, ASSISTANT)
@@ -242,7 +249,7 @@ def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:
         t = Target(path, prompt_of(golden), path)
         for words, tree in (("chain", None), ("tree", TREE)):
             most = CHAIN if tree is None else tree.total_tokens - 1
-            yield f"mtp {words}", t.held(lambda _, tree=tree: [t.heads(tree)], most)
+            yield f"mtp {words}", t.held(partial(alone, t, tree), most)
         t.session.close()
 
 

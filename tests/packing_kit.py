@@ -10,7 +10,7 @@ from ggraph.alloc.search import climb as climbing
 from ggraph.alloc.search import offline
 
 
-def intervals(seed: int, m: int = 24) -> tuple[Packing, offline.Cliques, int]:
+def intervals(seed: int, m: int = 24) -> tuple[Packing, climbing.Cliques, int]:
     """Blocks that live in random stretches of time, and their live-bytes bound."""
     r = np.random.default_rng(seed)
     first = r.integers(0, 30, m)

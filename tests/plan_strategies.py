@@ -181,8 +181,8 @@ class _World:
             self.add(replace(c, writes=(*c.writes, *whole(scratch))))
             if self.chance(0.4):  # what one launch fills others of its stream may read
                 w = self.new(f"v{i}.second", actor.device)
-                reads = (*c.reads, *whole(scratch))
-                self.add(Command(Do.LAUNCH, actor, w.name, w.name, reads, whole(w)))
+                both = (*c.reads, *whole(scratch))
+                self.add(Command(Do.LAUNCH, actor, w.name, w.name, both, whole(w)))
         else:
             self.add(c)
 

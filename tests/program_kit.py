@@ -13,8 +13,8 @@ import numpy as np
 from guard_pages import guarded
 
 from ggraph import ops
-from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.codegen.simd import BARRIER
 from ggraph.backends.cpu.lowering.lower import LOWERINGS
 from ggraph.backends.cpu.runtime.program import Flat
@@ -210,7 +210,11 @@ def main(form: str, mutant: str = "") -> None:
 
 def _spoil(backend: CpuBackend, change: Callable[[Array], None]) -> None:
     run = backend.pool.run
-    backend.pool.run = lambda flat: run(mutated(flat, change))  # type: ignore[method-assign]
+
+    def spoilt(program: Flat) -> None:
+        run(mutated(program, change))
+
+    backend.pool.run = spoilt  # type: ignore[method-assign]  # a mutant, seen by every caller
 
 
 def _further(code: Array) -> None:

@@ -47,7 +47,8 @@ class Knowing:
     """Drafts what it knows will come, with an error here and there: a chain, or a tree in which the
     truth is the last branch."""
 
-    name, taps = "knowing", ()
+    name = "knowing"
+    taps: tuple[int, ...] = ()
 
     def __init__(self, text: Sequence[int], tree: bool) -> None:
         self.text, self.tree, self.at = text, tree, 0

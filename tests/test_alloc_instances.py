@@ -1,5 +1,6 @@
 """The exchange format of packing problems."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from alloc_kit import act, schedule
 from packing_kit import of_all_trials
 
-from ggraph.alloc import hb
+from ggraph.alloc import hb, lower_bounds
 from ggraph.alloc.check import alignments
 from ggraph.alloc.search import instances, offline
 from ggraph.device import DeviceSpec
@@ -17,6 +18,19 @@ from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Schedule, Value
 from ggraph.verify import Rejected, verify
 
 BENCH = Path(__file__).parent.parent / "bench" / "instances"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3moe", "eagle3"])
+def test_the_models_of_the_benchmark_can_be_planned(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their weights exist by name only: what builders ask of a checkpoint must be known there."""
+    monkeypatch.syspath_prepend(BENCH.parent)
+    bench = importlib.import_module("alloc")
+    scheduled = bench.planned(bench.model_graph(name, 16), 2)
+    found = instances.from_schedule(scheduled, "sim0", name)
+    assert found.bound == lower_bounds(scheduled)["sim0"].nbytes
+    assert len(found.names) > 20
 
 
 def small() -> Schedule:

@@ -156,8 +156,8 @@ def as_released(out: Path) -> Path:
     sizes = {16: wide, 8: rank, 96: layers * wide}
     for name, t in found.items():
         if "per_layer" in name or "laurel.linear" in name:
-            drawn = rng.standard_normal([sizes.get(n, n) for n in t.shape]) / 4
-            found[name] = drawn.astype(np.float16)
+            shape = [sizes.get(n, n) for n in map(int, t.shape)]
+            found[name] = (rng.standard_normal(shape) / 4).astype(np.float16)
         elif "q_norm" in name or ".post_" in name:  # else rounding grows from layer to layer
             found[name] = t / 4
     save_file(found, hf / "model.safetensors")
@@ -194,11 +194,12 @@ def same_counts(path: Path, head_path: Path, texts: int, known: Sequence[list[in
     two guesses were so near that rounding chose."""
     model = open_model(path)
     head, session = open_head(head_path, model), open_session(threads=1, exact=True)
-    engine = Engine(Runner(model, session, 128, taps=head.taps), ends=())
+    target = Runner(model, session, 128, taps=head.taps)
+    engine = Engine(target, ends=())
     peer, same, kept = LogprobPeer(path, 1, 256, head=head_path, chain=3), 0, 0
     drawn = [np.random.default_rng(seed).integers(3, 320, 12).tolist() for seed in range(texts)]
     for ids in [*known, *drawn]:
-        runner = runner_of(head, engine.runner)
+        runner = runner_of(head, target)
         gaps = watched(runner)
         drafter: Drafter = EagleDrafter(runner, name="mtp", reads_logits=True)
         if isinstance(head, BlockHead):

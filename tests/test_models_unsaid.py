@@ -52,7 +52,8 @@ def by_hand(source: Path, divisors: list[float], magnitude: float) -> np.ndarray
     angles = np.arange(t)[:, None, None] * turns
 
     def normed(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + c["rms_norm_eps"]) * w[name]
+        even: np.ndarray = x / np.sqrt((x**2).mean(-1, keepdims=True) + c["rms_norm_eps"])
+        return even * w[name]
 
     def turned(x: np.ndarray) -> np.ndarray:
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from ggraph import ops
 from ggraph.backends import open_backend
+from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Memory
 from ggraph.backends.sim import Machine, SimBackend, sim_spec
+from ggraph.device import HOST
 from ggraph.dtype import I32
 from ggraph.errors import BackendError, GraphError, InputError, ModelError, PlaceError
 from ggraph.graph import Graph
@@ -40,6 +42,20 @@ def counter() -> Graph:
 
 def cpu_session() -> Session:
     return Session({"cpu": open_backend("cpu", threads=1, exact=True)})
+
+
+def test_what_plays_the_hosts_memory_is_asked_for_no_more_than_a_store_has() -> None:
+    machine = Machine()
+    device = SimBackend(sim_spec("sim0"), machine)
+    with Session({"sim0": device, HOST: HostMemory()}) as session:
+        assert set(session.backends) == {"sim0"}
+        session.prepare("two rows", doubled(2), raw)
+        x = np.ones((2, 3), np.float32)
+        assert np.array_equal(session.run("two rows", {"x": x})["y"], 2 * x @ WEIGHTS["w"].T)
+        session.prepare("counter", counter)
+        rows, index = np.ones((1, 2), np.float32), np.array([1], np.int32)
+        told = session.run("counter", {"rows": rows, "index": index})["sum"]
+        assert told[1].tolist() == [1.5, 1.5]
 
 
 def test_replay_builds_and_plans_nothing() -> None:

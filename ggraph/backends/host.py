@@ -2,10 +2,12 @@
 
 import mmap
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 
-from ggraph.backends.protocol import Memory, Store
+from ggraph.backends.protocol import Backend, Backends, Memory, Store
+from ggraph.device import HOST
 from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array
@@ -61,3 +63,9 @@ class HostMemory(Store):
         """The bytes themselves, uint8, for as long as the memory is not freed."""
         there: Array = memory.handle[offset : offset + nbytes]
         return there
+
+
+def parted(backends: Backends) -> tuple[dict[str, Backend], Store]:
+    """The devices, and what stands for the host's memory: the store under HOST, or NumPy's."""
+    devices = {name: b for name, b in backends.items() if name != HOST}
+    return cast("dict[str, Backend]", devices), backends.get(HOST) or HostMemory()

@@ -118,6 +118,10 @@ class Store(Protocol):
         default: never)."""
         return sys.maxsize
 
+    def close(self) -> None:
+        """Free everything (optional; default: nothing). Further calls raise BackendError."""
+        return
+
 
 class Backend(Store, Protocol):
     """What every device offers. Stream and event numbers are the plan's; 0 always exists.
@@ -194,6 +198,5 @@ class Backend(Store, Protocol):
         flight (optional; default: `synchronise`)."""
         self.synchronise()
 
-    def close(self) -> None:
-        """Free everything (optional; default: nothing). Further calls raise BackendError."""
-        return
+
+Backends = Mapping[str, Backend | Store]  # by the device's name; a mere store under HOST alone

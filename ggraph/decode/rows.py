@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -17,6 +18,11 @@ ROW_BUCKETS: tuple[int, ...] = (
     *range(1, 11), 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512,
 )  # fmt: skip
 CONTEXT_STEP = 256  # smallest context bucket; larger ones double
+
+
+def longest_draft(recurrent: bool) -> int:
+    """Most nodes of a draft that one step of a model verifies, beside the text's last token."""
+    return LONGEST_DRAFT if recurrent else ROW_BUCKETS[-1] - 1
 
 
 @dataclass(frozen=True)

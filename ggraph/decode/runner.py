@@ -17,13 +17,14 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.arrays import Feeds
-from ggraph.decode.model import LOG, LONGEST_DRAFT, REPLAYED, CausalModel, StepShape
+from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
 from ggraph.decode.picks import best_of, candidates, drawn_of, greatest_of, numbers_of
 from ggraph.decode.rows import (
     ROW_BUCKETS,
     Rows,
     columns,
     context_bucket,
+    longest_draft,
     padded,
     parents_of,
     row_bucket,
@@ -208,7 +209,7 @@ class Runner:
     @property
     def longest(self) -> int:
         """Most nodes of a draft that one step verifies."""
-        return LONGEST_DRAFT if self.recurrent else ROW_BUCKETS[-1] - 1
+        return longest_draft(self.recurrent)
 
     def _check_room(self, count: int) -> None:
         if self.past + count > self.context:

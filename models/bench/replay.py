@@ -19,7 +19,7 @@ from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.draft.tree import Draft, Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Policy
-from ggraph.decode.rows import ROW_BUCKETS, Rows
+from ggraph.decode.rows import Rows, longest_draft
 from ggraph.decode.runner import Result
 from ggraph.decode.sampler import Sampler
 from ggraph.decode.speculation import Speculation
@@ -81,8 +81,12 @@ class Target:
     context: int = 1 << 20
     picks: int | Sampler = 1
     recurrent: bool = False
-    longest: int = ROW_BUCKETS[-1] - 1
     model: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCABULARY))
+
+    @property
+    def longest(self) -> int:
+        """A runner's."""
+        return longest_draft(self.recurrent)
 
     def prepare(self, count: int) -> None:
         """Nothing is planned."""

@@ -14,7 +14,7 @@ from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
 from ggraph.alloc import MODES
 from ggraph.arrays import WeightSource
 from ggraph.decode.runner import Runner
-from ggraph.device import HOST, DeviceSpec
+from ggraph.device import DeviceSpec
 from ggraph.pipeline import begin, run_passes_until
 from ggraph.plan_json import plan_to_json
 from ggraph.show import graph_dot, plan_brief, plan_summary, plan_text
@@ -173,7 +173,7 @@ def _print(
 
 
 def _specs(session: Session) -> list[DeviceSpec]:
-    return [b.spec for name, b in session.backends.items() if name != HOST]
+    return [b.spec for b in session.backends.values()]
 
 
 def _print_trade(rows: Sequence[Trade], as_json: bool) -> None:

@@ -2,11 +2,11 @@
 
 import ctypes
 from itertools import combinations, pairwise
-from typing import Any
 
 import numpy as np
 
 from ggraph.backends.cuda.driver import ALIGNED, Product
+from ggraph.tensor import Array
 
 ALGORITHMS = 2  # all of k at once, and by halves
 
@@ -46,17 +46,17 @@ def checked(p: Product) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _rows(address: int, p: Product) -> np.ndarray[Any, Any]:
+def _rows(address: int, p: Product) -> Array:
     """float32 [m, n] as y lies."""
     count = (p.m - 1) * p.row + p.n
     flat = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
     return np.lib.stride_tricks.as_strided(flat, (p.m, p.n), (p.row * 4, 4))
 
 
-def _matrix(address: int, rows: int, k: int, kind: str) -> np.ndarray[Any, Any]:
+def _matrix(address: int, rows: int, k: int, kind: str) -> Array:
     """float32 [rows, k] of the values at an address."""
     size = rows * k * (4 if kind == "f32" else 2)
-    raw = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+    raw: Array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
     if kind == "f32":
         return raw.view(np.float32).reshape(rows, k)
     if kind == "f16":

@@ -145,6 +145,43 @@ def test_every_script_is_listed_once() -> None:
     assert sorted(listed) == sorted(p.name for p in (ROOT / "scripts").glob("*.py"))
 
 
+def homes(node: ast.stmt) -> set[str]:
+    """Folders of the project that a statement imports from; "" is its root."""
+    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+    tops = {n.split(".")[0] for n in names}
+    return {
+        folder
+        for folder in ("", "tests", "bench", "scripts")
+        for top in tops
+        if (ROOT / folder / top).is_dir() or (ROOT / folder / f"{top}.py").is_file()
+    }
+
+
+def sought(text: str, own: str) -> set[str]:
+    """Folders that a program of the folder `own` has put on Python's path by this text."""
+    if "sys.path" not in text:
+        return {own}
+    return {own, "", *(f for f in ("tests", "bench", "scripts") if f'"{f}"' in text)}
+
+
+@pytest.mark.parametrize("own", ["scripts", "bench"])
+def test_programs_find_the_project_in_a_clone(own: str) -> None:
+    """Types say nothing of where a program that is run by its path looks for modules."""
+    lost, seen = [], 0
+    for path in sorted((ROOT / own).glob("*.py")):
+        text = path.read_text()
+        if "__main__" not in text:
+            continue
+        for node in ast.parse(text).body:
+            wanted, before = homes(node), "".join(text.splitlines(True)[: node.lineno - 1])
+            seen += bool(wanted)
+            if not wanted <= sought(before, own):
+                lost.append(f"{short(path)}:{node.lineno}")
+    assert lost == []
+    assert seen > 10
+
+
 def test_the_log_is_dated_and_narrow() -> None:
     named = re.compile(r"20\d\d-\d\d-\d\d-[a-z0-9-]+\.md|README\.md")
     entries = sorted(LOG.iterdir())

@@ -131,9 +131,6 @@ class SimHost(Store):
         self.machine.host(label, get)
         return found
 
-    def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
-        """Nothing of its own to wait for."""
-
     def close(self) -> None:
         """Forget all memory."""
         self._room = _Room(self._room.owner, 0, {})
