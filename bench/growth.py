@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need 
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.rows import Rows
-from models.bench.cpu import SAID
+from models.bench.cpu import prompt_ids
 from models.bench.machine import machine
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load
@@ -40,12 +40,10 @@ ROOM = 16  # tokens kept free at the end of the context
 
 def fill(m: Loaded, count: int) -> list[int]:
     """Put `count` tokens of plain text into the cache; their ids."""
-    ids: list[int] = []
-    while len(ids) < count:
-        ids += m.tokenizer.encode(SAID * 40, bos=None)
+    ids = prompt_ids(m, count)
     m.runner.past = 0
-    m.runner.text(ids[:count])
-    return ids[:count]
+    m.runner.text(ids)
+    return ids
 
 
 def step_seconds(m: Loaded, ids: Sequence[int], past: int, rows: int, every: bool) -> float:

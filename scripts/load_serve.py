@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx
 from small_model import learnable_model
+from startup import resident
 
 KINDS = 24  # different requests
 
@@ -81,12 +82,6 @@ def alone(url: str, kind: int) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-def resident(process: int) -> float:
-    """MB of memory that a process has."""
-    text = Path(f"/proc/{process}/status").read_text()
-    return next(int(x.split()[1]) / 1e3 for x in text.splitlines() if x.startswith("VmRSS"))
-
-
 def main() -> None:
     """Start, ask, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -109,10 +104,10 @@ def main() -> None:
         for t in threads:
             t.start()
         time.sleep(seconds / 10)
-        early = resident(process.pid)
+        early = resident(process.pid)["resident"] / 1e6
         for t in threads:
             t.join()
-        late = resident(process.pid)
+        late = resident(process.pid)["resident"] / 1e6
         metrics = httpx.get(f"{url}/metrics").text
         process.terminate()
         status = process.wait(60)

@@ -26,7 +26,7 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
-from models.bench.cpu import SAID
+from models.bench.cpu import prompt_ids
 from models.run.load import Loaded, load
 
 PROMPT = 64  # tokens
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--chances", type=json.loads, default=[0.6, 0.8, 0.9])
     asked = parser.parse_args()
     m = load(asked.model, threads=asked.threads, ctx_size=2048, head=asked.model)
-    ids = m.tokenizer.encode(SAID * 4, bos=None)[:PROMPT]
+    ids = prompt_ids(m, PROMPT)
     for length in asked.chains:
         for p in asked.chances:
             print(priced(m, ids, asked.tokens, asked.rounds, length, p), flush=True)
