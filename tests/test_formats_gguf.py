@@ -1,6 +1,8 @@
 """The GGUF reader believes nothing, and what we write the `gguf` package reads alike."""
 
 import struct
+import time
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 
 from ggraph.dtype import F16, F32, I64, Q4_0, Q8_0
 from ggraph.errors import FormatError, GgraphError
-from ggraph.formats import open_checkpoint
+from ggraph.formats import lazy_array, open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import parse_gguf, write_gguf
+from ggraph.formats.lazy_array import LazyArray
 from ggraph.formats.quants import quantize
 
 METADATA = {
@@ -283,3 +286,39 @@ def test_values_without_a_gguf_type_are_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             write_gguf(tmp_path / "x.gguf", {"key": value}, [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_made_when_it_is_written_is_written_in_order_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 MB, of which threads make 1 MB at a time, later ones sooner."""
+    monkeypatch.setattr(lazy_array, "PIECE", 1 << 18)
+    monkeypatch.setattr("ggraph.formats.gguf.usable_cores", lambda: 3)
+    n, k = 1 << 14, 1 << 10
+
+    def made(i: int, j: int) -> np.ndarray:
+        time.sleep(0.002 * (i // (j - i) % 3 == 0))
+        return np.repeat(np.arange(i, j, dtype=np.float32)[:, None], k, 1)
+
+    said: list[tuple[str, int, int]] = []
+    whole = RawTensor("w", F32, (n, k), LazyArray((n, k), np.dtype(np.float32), made))
+    path = tmp_path / "large.gguf"
+    tracemalloc.start()
+    write_gguf(path, METADATA, [*tensors(), whole], lambda *told: said.append(told))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    every = [*tensors(), whole]
+    assert said == [(t.name, i, len(every)) for i, t in enumerate(every)]
+    back = open_checkpoint(path).tensors["w"].data
+    assert np.array_equal(back, np.repeat(np.arange(n, dtype=np.float32)[:, None], k, 1))
+
+
+def test_an_error_where_a_tensor_is_made_leaves_no_file(tmp_path: Path) -> None:
+    def made(i: int, j: int) -> np.ndarray:
+        raise FormatError("damaged")
+
+    whole = RawTensor("w", F32, (4, 8), LazyArray((4, 8), np.dtype(np.float32), made))
+    with pytest.raises(FormatError, match="damaged"):
+        write_gguf(tmp_path / "none.gguf", METADATA, [whole])
+    assert not list(tmp_path.iterdir())

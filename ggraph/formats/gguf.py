@@ -10,7 +10,7 @@ import os
 import re
 import struct
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,8 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ggraph.dtype import BY_GGUF, DType
+from ggraph.env import usable_cores
 from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+from ggraph.formats.lazy_array import pieces
 from ggraph.formats.strings import Texts
 
 MAGIC = b"GGUF"
@@ -276,8 +278,17 @@ def _window(c: _Cursor, name: str, shape: tuple[int, ...], dtype: DType, start: 
     return RawTensor(name, dtype, shape, data.reshape(stored))
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[RawTensor]) -> None:
-    """Write a GGUF v3 file, whole or not at all (a temporary file is renamed at the end).
+Progress = Callable[[str, int, int], None]  # name of the tensor that is next, done, of
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Iterable[RawTensor],
+    progress: Progress | None = None,
+) -> None:
+    """Write a GGUF v3 file, whole or not at all (a temporary file is renamed at the end). Tensors
+    that are made when they are read are made piece by piece, and no piece is kept.
 
     Value types: bool, int (u32, else i32 or i64), float (f32), str, NumPy arrays, and lists of
     str, bool, int or float. Raises FormatError for other values and when the disk refuses.
@@ -290,7 +301,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[RawTen
         temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             with temporary.open("xb") as f:
-                _write(f, pairs, listed)
+                _write(f, pairs, listed, progress)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -298,7 +309,9 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[RawTen
         raise FormatError(f"{path}: {error.strerror or error}") from None
 
 
-def _write(f: BinaryIO, pairs: Mapping[str, Any], tensors: list[RawTensor]) -> None:
+def _write(
+    f: BinaryIO, pairs: Mapping[str, Any], tensors: list[RawTensor], progress: Progress | None
+) -> None:
     f.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(pairs)))
     for key, value in pairs.items():
         f.write(_packed_string(key) + _packed(key, value))
@@ -308,9 +321,12 @@ def _write(f: BinaryIO, pairs: Mapping[str, Any], tensors: list[RawTensor]) -> N
         f.write(struct.pack(f"<{len(t.shape)}Q", *reversed(t.shape)))
         f.write(struct.pack("<IQ", t.dtype.gguf, offset))
         offset += -(-t.nbytes // ALIGNMENT) * ALIGNMENT
-    for t in tensors:
+    for i, t in enumerate(tensors):
+        if progress is not None:
+            progress(t.name, i, len(tensors))
         f.write(b"\0" * (-f.tell() % ALIGNMENT))
-        f.write(np.ascontiguousarray(t.data).tobytes())
+        for piece in pieces(t.storage, usable_cores()):
+            f.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     f.write(b"\0" * (-f.tell() % ALIGNMENT))
 
 

@@ -7,12 +7,20 @@ or its rows in another order, need never be whole beside that form.
 Legend: an array [.., k] has rows [k], numbered through all axes but the last.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ggraph.lazy import lazy
+
+if TYPE_CHECKING:
+    from concurrent import futures
+else:
+    futures = lazy("concurrent.futures")
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[int, int], Array]  # rows first .. stop - 1 as [stop - first, k], by any thread
@@ -120,6 +128,25 @@ def stacked(parts: Sequence[Storage]) -> Storage:
         return _joined([readers[p](max(i - p * n, 0), min(j - p * n, n)) for p in each])
 
     return LazyArray(shape, first.dtype, read, tuple(w for p in parts for w in windows_of(p)))
+
+
+def pieces(of: Storage, crew: int) -> Iterator[Array]:
+    """All rows in order, some at a time. Those of an array that is made when it is read are made by
+    `crew` threads, of which none is further ahead than the others are many."""
+    if not isinstance(of, LazyArray):
+        yield of
+        return
+    n, k = prod(of.shape[:-1]), of.shape[-1]
+    step = max(PIECE // max(k, 1), 1)
+    starts = range(0, n if k else 0, step)
+    with futures.ThreadPoolExecutor(crew) as threads:
+        waiting = deque[futures.Future[Array]]()
+        for i in starts:
+            waiting.append(threads.submit(of.read, i, min(i + step, n)))
+            if len(waiting) > crew:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _joined(parts: Sequence[Array]) -> Array:

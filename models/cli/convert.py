@@ -9,6 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ggraph import InputError
+from ggraph.formats.gguf import Progress as Report
 
 from ..eagle3 import Head
 from ..heads.assistant import AssistantHead
@@ -23,7 +24,6 @@ from ..run.convert import (
     head_to_gguf,
     model_to_gguf,
 )
-from ..run.convert import Progress as Report
 from .common import apart, notes
 
 Type = Annotated[str, typer.Option("--type", help=f"One of {', '.join(FILE_TYPES)}.")]

@@ -6,8 +6,8 @@ Keys and tensor names are those that llama.cpp reads. Llama's q and k rows are r
 half-split to interleaved rotary pairs, as every llama GGUF has them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from ggraph import Array, InputError, ModelError, dtypes
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.formats.gguf import write_gguf
+from ggraph.formats.gguf import Progress, write_gguf
+from ggraph.formats.lazy_array import LazyArray, row_numbers, rows_of, taken, windows_of
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
 
@@ -29,8 +30,6 @@ from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
-
-Progress = Callable[[str, int, int], None]  # tensor name, done, of
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
@@ -54,7 +53,7 @@ def model_to_gguf(
     metadata.update(tokenizer_keys(model))
     metadata.update(gguf_pooling(model.checkpoint, a.gguf))
     tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
-    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+    write_gguf(out, metadata, _typed(tensors, type_name), progress)
 
 
 def told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def assistant_to_gguf(
     metadata[f"{ASSISTANT.name}.embedding_length_out"] = head.width
     metadata.update(tokenizer_keys(head.target))
     tensors = _normal_order(ASSISTANT.stored(dict(head.catalogue), c), c, ASSISTANT.rope_mode)
-    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+    write_gguf(out, metadata, _typed(tensors, type_name), progress)
 
 
 def dflash_to_gguf(
@@ -93,7 +92,7 @@ def dflash_to_gguf(
     metadata.update(tokenizer_keys(target))
     metadata.update(dflash.gguf_told(head))
     tensors = _normal_order(a.stored(dict(head.catalogue), c), c, a.rope_mode)
-    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+    write_gguf(out, metadata, _typed(tensors, type_name), progress)
 
 
 def head_to_gguf(
@@ -123,11 +122,11 @@ def head_to_gguf(
     if c.norm_output or c.fc_norm:
         metadata.update({"eagle3.norm_output": c.norm_output, "eagle3.fc_norm": c.fc_norm})
     metadata.update(tokenizer_keys(target))
-    tensors = list(_typed(_normal_order(head.catalogue, c.decoder, "normal"), type_name, progress))
+    tensors = list(_typed(_normal_order(head.catalogue, c.decoder, "normal"), type_name))
     if c.draft_vocab_size != c.decoder.vocab_size:
         ids = np.asarray(head.target_ids, np.int64)
         tensors.append(RawTensor("d2t", dtypes.I64, ids.shape, ids))
-    write_gguf(out, metadata, tensors)
+    write_gguf(out, metadata, tensors, progress)
 
 
 def tokenizer_keys(model: Model) -> dict[str, Any]:
@@ -158,37 +157,40 @@ def _file_type(type_name: str) -> int:
 
 def _normal_order(
     tensors: Mapping[str, RawTensor], c: DecoderConfig, wanted: str
-) -> Iterator[tuple[str, RawTensor, Callable[[Array], Array]]]:
-    """Each tensor with the row order of the pairing that its GGUF architecture wants."""
+) -> Iterator[RawTensor]:
+    """Each tensor by its name, rows in the order of the pairing that its architecture wants."""
     permuted = c.rope.mode == "neox" and wanted == "normal"
     for name, t in tensors.items():
-        if name != YARN:
-            yield name, t, partial(by_pairs, name, c=c) if permuted else lambda x: x
+        if name == YARN:
+            continue
+        rows = row_numbers(t.storage)
+        order = by_pairs(name, rows, c) if permuted else rows
+        yield replace(t, name=name, storage=t.storage if order is rows else taken(t.storage, order))
 
 
-def _typed(
-    tensors: Iterator[tuple[str, RawTensor, Callable[[Array], Array]]],
-    type_name: str,
-    progress: Progress | None,
-) -> Iterator[RawTensor]:
-    everything = list(tensors)
-    for i, (name, t, order) in enumerate(everything):
-        if progress is not None:
-            progress(name, i, len(everything))
-        wanted = tensor_type(name, t.shape, type_name)
-        if t.dtype is wanted:  # whole rows move, so raw blocks can be re-ordered too
-            yield RawTensor(name, wanted, t.shape, order(np.asarray(t.data)))
-        else:
-            yield stored(name, order(t.float32()), wanted)
+def _typed(tensors: Iterable[RawTensor], type_name: str) -> Iterator[RawTensor]:
+    """Tensors in the types that a file of type `type_name` has."""
+    return (converted(t, tensor_type(t.name, t.shape, type_name)) for t in tensors)
 
 
-def stored(name: str, values: Array, dtype: dtypes.DType) -> RawTensor:
-    """Float32 values as a tensor of another type."""
-    if dtype is dtypes.F32:
-        return RawTensor(name, dtype, values.shape, np.ascontiguousarray(values, np.float32))
-    if dtype is dtypes.F16:
-        return RawTensor(name, dtype, values.shape, values.astype(np.float16))
-    return RawTensor(name, dtype, values.shape, quantize(values, dtype))
+def converted(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
+    """A tensor in another type, whose rows are made when they are read."""
+    if t.dtype is dtype:
+        return t
+    if len(t.shape) < 2 or not t.storage.size:
+        return replace(t, dtype=dtype, storage=_storage(t.float32(), dtype))
+    read, k = rows_of(t.storage), t.shape[-1]
+
+    def made(i: int, j: int) -> Array:
+        return _storage(replace(t, shape=(j - i, k), storage=read(i, j)).float32(), dtype)
+
+    shape = (*t.shape[:-1], dtype.row_bytes(k) if dtype.is_block else k)
+    return replace(t, dtype=dtype, storage=LazyArray(shape, dtype.np, made, windows_of(t.storage)))
+
+
+def _storage(values: Array, dtype: dtypes.DType) -> Array:
+    """Float32 values as a type has them."""
+    return quantize(values, dtype).view(dtype.np)
 
 
 def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DType:
