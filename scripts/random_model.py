@@ -44,8 +44,6 @@ SCALE_AT = {
 }  # fmt: skip  # where a block's float16 is, if not at its beginning
 FLOORED = (dtypes.Q4_1, dtypes.Q5_1, dtypes.Q2_K, dtypes.Q4_K, dtypes.Q5_K)  # minimums behind it
 NUMBERS = {
-    "q2_k": 10,
-    "q3_k": 11,
     "iq2_xxs": 19,
     "iq2_xs": 20,
     "iq3_xxs": 23,

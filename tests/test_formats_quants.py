@@ -13,6 +13,8 @@ from ggraph.dtype import (
     IQ4_NL,
     MXFP4,
     Q1_0,
+    Q2_K,
+    Q3_K,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -79,6 +81,24 @@ def test_our_own_types_beat_a_plain_rule_of_the_same_width(
     error = np.square(dequantize(quantize(x, dtype), dtype) - x).mean()
     rival = np.square(dequantize(quantize(x, plain), plain) - x).mean()
     assert error < rival * 1.06  # six-bit scales may cost a little against float16 ones
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(Q2_K, 2), (Q3_K, 3)], ids=repr)
+@given(seed=st.integers(0, 2**32 - 1), shift=st.sampled_from([0.0, 0.5]))
+def test_few_bits_beat_even_steps_over_what_16_values_reach(
+    dtype: DType, bits: int, shift: float, seed: int
+) -> None:
+    x = np.random.default_rng(seed).standard_normal((8, 512)).astype(np.float32) + shift
+    parts = x.reshape(-1, 16)
+    if dtype is Q2_K:
+        least = np.minimum(parts.min(axis=1, keepdims=True), 0)
+        step = (parts.max(axis=1, keepdims=True) - least) / (2**bits - 1)
+        plain = np.rint((parts - least) / step) * step + least
+    else:
+        step = np.abs(parts).max(axis=1, keepdims=True) / 2 ** (bits - 1)
+        plain = np.rint(parts / step).clip(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * step
+    error = np.square(dequantize(quantize(x, dtype), dtype) - x).mean()
+    assert error < np.square(plain - parts).mean()
 
 
 @pytest.mark.parametrize("dtype", WRITABLE, ids=repr)

@@ -20,6 +20,8 @@ from ggraph.dtype import (
     F32,
     IQ4_NL,
     MXFP4,
+    Q2_K,
+    Q3_K,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -211,10 +213,10 @@ def _fit_ranged(x: Array, top: int) -> tuple[Array, Array]:
     return best_d, best_m
 
 
-def _six_bit(values: Array) -> tuple[Array, Array]:
-    """[N, 8, 1] -> codes 0 .. 63 as uint8 [N, 8], and the float16 scale [N, 1]."""
-    d = (values[:, :, 0].max(axis=1, keepdims=True) / 63).astype(np.float16).astype(np.float32)
-    return np.rint(values[:, :, 0] * _inverse(d)).clip(0, 63).astype(np.uint8), d
+def _in_steps(values: Array, top: int) -> tuple[Array, Array]:
+    """[N, subs, 1] -> codes 0 .. top as uint8 [N, subs], and the float16 scale [N, 1]."""
+    d = (values[:, :, 0].max(axis=1, keepdims=True) / top).astype(np.float16).astype(np.float32)
+    return np.rint(values[:, :, 0] * _inverse(d)).clip(0, top).astype(np.uint8), d
 
 
 def _k_scales(scale: Array, least: Array) -> Array:
@@ -225,15 +227,46 @@ def _k_scales(scale: Array, least: Array) -> Array:
     return np.concatenate([low, middle, high], axis=1)
 
 
-def _k_codes(x: Array, top: int) -> tuple[Array, Array]:
-    """Codes uint8 [N, 8, 32], and the 16 bytes of scales before them."""
-    sub = x.reshape(-1, 8, 32)
-    scale, least = _fit_ranged(sub, top)
-    (sc, d), (mc, dmin) = _six_bit(scale), _six_bit(least)
+def _floored(sub: Array, top: int, most: int) -> tuple[Array, Array, Array, Array]:
+    """Codes 0 .. top, uint8 [N, subs, ..], of parts of blocks [N, subs, ..]; their scales and
+    minimums 0 .. most, uint8 [N, subs]; the bytes of what those count in."""
+    (sc, d), (mc, dmin) = (_in_steps(v, most) for v in _fit_ranged(sub, top))
     step = (d * sc.astype(np.float32))[:, :, None]
     floor = (dmin * mc.astype(np.float32))[:, :, None]
     q = np.rint((sub + floor) * _inverse(step)).clip(0, top).astype(np.uint8)
-    return q, np.concatenate([_half(d), _half(dmin), _k_scales(sc, mc)], axis=1)
+    return q, sc, mc, np.concatenate([_half(d), _half(dmin)], axis=1)
+
+
+def _quarters(q: Array) -> Array:
+    """[N, 256] codes of two bits -> [N, 64]: of each half four values that are 32 apart share a
+    byte."""
+    four = q.reshape(-1, 2, 4, 32) << (2 * np.arange(4, dtype=np.uint8))[:, None]
+    packed: Array = np.bitwise_or.reduce(four, axis=2)
+    return packed.reshape(-1, 64)
+
+
+def _q2_k(x: Array) -> Array:
+    q, scale, least, units = _floored(x.reshape(-1, 16, 16), 3, 15)
+    return np.concatenate([scale | least << np.uint8(4), _quarters(q), units], axis=1)
+
+
+def _signed_steps(scale: Array, least: int) -> tuple[Array, Array]:
+    """[N, subs] -> integers from `least` to -least - 1, float32, and the float16 scale [N, 1]."""
+    d = (_signed_peak(scale) / least).astype(np.float16).astype(np.float32)
+    return np.rint(scale * _inverse(d)).clip(least, -least - 1), d
+
+
+def _q3_k(x: Array) -> Array:
+    sub = x.reshape(-1, 16, 16)
+    whole, d = _signed_steps(_fit_symmetric(sub, 4)[:, :, 0], -32)
+    step = (d * whole)[:, :, None]
+    q = (np.rint(sub * _inverse(step)).clip(-4, 3) + 4).astype(np.uint8).reshape(-1, 256)
+    raised = (whole + 32).astype(np.uint8)  # six bits: 8 bytes of lower four, 4 of upper two
+    low = raised[:, :8] & np.uint8(15) | raised[:, 8:] << np.uint8(4)
+    upper = (raised >> np.uint8(4)).reshape(-1, 4, 4) << (2 * np.arange(4, dtype=np.uint8))[:, None]
+    third = (q >> np.uint8(2)).reshape(-1, 8, 32) << np.arange(8, dtype=np.uint8)[:, None]
+    parts = (np.bitwise_or.reduce(third, axis=1), _quarters(q & np.uint8(3)), low)
+    return np.concatenate([*parts, np.bitwise_or.reduce(upper, axis=1), _half(d)], axis=1)
 
 
 def _pairs(q: Array) -> Array:
@@ -244,21 +277,19 @@ def _pairs(q: Array) -> Array:
 
 
 def _q4_k(x: Array) -> Array:
-    q, head = _k_codes(x, 15)
-    return np.concatenate([head, _pairs(q)], axis=1)
+    q, scale, least, units = _floored(x.reshape(-1, 8, 32), 15, 63)
+    return np.concatenate([units, _k_scales(scale, least), _pairs(q)], axis=1)
 
 
 def _q5_k(x: Array) -> Array:
-    q, head = _k_codes(x, 31)
+    q, scale, least, units = _floored(x.reshape(-1, 8, 32), 31, 63)
     bits = ((q >> 4) << np.arange(8, dtype=np.uint8)[None, :, None]).sum(1, dtype=np.uint8)
-    return np.concatenate([head, bits, _pairs(q & np.uint8(15))], axis=1)
+    return np.concatenate([units, _k_scales(scale, least), bits, _pairs(q & np.uint8(15))], axis=1)
 
 
 def _q6_k(x: Array) -> Array:
     sub = x.reshape(-1, 16, 16)
-    scale = _fit_symmetric(sub, 32)[:, :, 0]  # [N, 16]
-    d = (_signed_peak(scale) / -128).astype(np.float16).astype(np.float32)
-    codes = np.rint(scale * _inverse(d)).clip(-128, 127)
+    codes, d = _signed_steps(_fit_symmetric(sub, 32)[:, :, 0], -128)  # [N, 16]
     step = (d * codes)[:, :, None]
     q = (np.rint(sub * _inverse(step)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low, high = q & np.uint8(15), q >> np.uint8(4)  # [N, 2, 4, 32]
@@ -270,6 +301,7 @@ def _q6_k(x: Array) -> Array:
 
 _ENCODERS: dict[DType, Callable[[Array], Array]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, MXFP4: _mxfp4,
-    IQ4_NL: _iq4_nl, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k, TQ1_0: write_tq1_0, TQ2_0: write_tq2_0,
+    IQ4_NL: _iq4_nl, Q2_K: _q2_k, Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    TQ1_0: write_tq1_0, TQ2_0: write_tq2_0,
 }  # fmt: skip
 WRITABLE: tuple[DType, ...] = (F32, F16, BF16, *_ENCODERS)

@@ -33,15 +33,18 @@ from ..registry import ARCHITECTURES, Model
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
-    "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "tq1_0": 36, "tq2_0": 37,
-    "mxfp4": 38,
+    "q2_k": 10, "q3_k": 11, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32,
+    "tq1_0": 36, "tq2_0": 37, "mxfp4": 38,
 }  # fmt: skip
 _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
     "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight", ".ssm_a",
     ".ssm_d", ".altup_router.weight", ".altup_predict_coef.weight", ".altup_correct_coef.weight",
 )  # fmt: skip
-_WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
+_WIDER = {
+    "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+    "tq1_0": "q4_0", "tq2_0": "q4_0",
+}  # fmt: skip
 
 
 def model_to_gguf(
@@ -197,8 +200,8 @@ def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DTy
     """The type that a tensor gets in a file of type `type_name`.
 
     Vectors stay float32. `q4_k_m` is Q4_K with Q6_K for the output matrix, the embedding and
-    every v and down projection; ternary files keep the former two in Q6_K. Rows that are not
-    whole blocks take a type with shorter blocks.
+    every v and down projection; files of three bits and fewer keep the former two in Q6_K. Rows
+    that are not whole blocks take a type with shorter blocks.
     """
     _file_type(type_name)
     if len(shape) == 1 or "norm" in name or name.endswith(PRECISE):
@@ -208,7 +211,7 @@ def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DTy
     if type_name == "q4_k_m":
         sensitive = name in tables or name.endswith((".attn_v.weight", ".ffn_down.weight"))
         title = "q6_k" if sensitive else "q4_k"
-    elif type_name.startswith("tq") and name in tables:
+    elif type_name.startswith(("tq", "q2", "q3")) and name in tables:
         title = "q6_k"
     wanted = dtypes.dtype(title)
     while shape[-1] % wanted.block:
