@@ -156,6 +156,7 @@ def _signed(grid: Grid, zero: int, part: int = 1) -> tuple[int, ...]:
     return _raised([*sizes, *(-size for size in sizes)], zero)
 
 
+# Values whose sums of pairs fit into 16 bits have a zero of their own; others need a byte's.
 TWOS, THREES = _signed(grids.IQ2_S, 128), _signed(grids.IQ3_S, 15)
 HALVED = _signed(grids.IQ3_XXS, 128, 2)
 MOVED = _raised([8 * trit + up for up in (1, -1) for trit in (-1, 0, 1, 0)], 9)
@@ -190,7 +191,7 @@ LAYOUTS: dict[DType, Packed] = {
     **{t: FloatLayout(t.name, t.block_bytes) for t in (dt.F32, dt.F16, dt.BF16)},
 }
 
-ALL_LAYOUTS = tuple(dict.fromkeys(LAYOUTS.values()))  # each layout, for the kernels
+ALL_LAYOUTS = tuple(dict.fromkeys(LAYOUTS.values()))  # each once: some types share theirs
 
 
 def layout_of(dtype: DType) -> Packed:
