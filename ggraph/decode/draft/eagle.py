@@ -33,8 +33,10 @@ from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
-LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
-PARTS = (32, 16, 8)  # rows that are only read at once, with a window: few plans, none is padded
+# Both by `scripts/choose_reading.py`. Steps that are unrolled into one plan; longer chains go step
+# by step. A draft of the usual length has 7, and planning all lengths up to 16 takes 2 to 3 s.
+LONGEST_LOOP = 8
+PART = 16  # rows that are only read at once, with a window: few plans, none is padded
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class EagleDrafter(FeatureDrafter):
     Guesses that are drawn by a `law` carry theirs (`Drawing`), for stochastic rejection; nothing
     else may depend on them then, so they tell no chances, and where they end goes by the laws
     alone. The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
-    Of more than `window` true rows that wait (8 at least), the head reads the last; of a prompt,
+    Of more than `window` true rows that wait (16 at least), the head reads the last; of a prompt,
     which it reads beforehand, the last `prompt_window`.
     """
 
@@ -105,7 +107,7 @@ class EagleDrafter(FeatureDrafter):
         self._brings = Brings(0 if reads_logits else self._count)
         if self._law is not None:
             self._brings = Brings(self._law.top_k, logits=True)
-        self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
+        self.window = None if window is None else max(window, PART)  # so many may wait
         self.prompt_window = prompt_window
         self._last = NOTHING  # behind the last true row
 
@@ -122,7 +124,7 @@ class EagleDrafter(FeatureDrafter):
         if self.window is None:
             parts, usual = [min(most, past - 1 - i) for i in range(0, past - 1, most)], longest + 1
         else:
-            parts, usual = [*PARTS], PARTS[0]
+            parts, usual = [PART], PART
         for i, rows in enumerate(parts):
             runner.ready(rows, 0, min(i * most + rows, past), fed_back=False)
         for rows in range(usual + 1):  # the first guess, and what a round kept
@@ -146,11 +148,11 @@ class EagleDrafter(FeatureDrafter):
 
     def read(self) -> None:
         """Read the prompt's rows and make the first guess: the first draft need not wait."""
-        self._catch_up(self.prompt_window, 1 if self.window is None else PARTS[-1])
+        self._catch_up(self.prompt_window, 1 if self.window is None else PART)
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
-        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PARTS[0])
+        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PART)
         if limit < 1:
             return Draft()
         return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
@@ -200,8 +202,7 @@ class EagleDrafter(FeatureDrafter):
         """Read rows in parts until at most `last` are left, and one at least; how many."""
         done, runner = 0, self.runner
         while (left := len(tokens) - done) > last:
-            whole = min(left - 1, ROW_BUCKETS[-1])
-            rows = whole if self.window is None else next(p for p in PARTS if p < left)
+            rows = min(left - 1, ROW_BUCKETS[-1]) if self.window is None else PART
             part, slots = slice(done, done + rows), range(runner.past, runner.past + rows)
             runner.read(Rows(tokens[part], slots, slots), features[part])
             runner.past += rows
