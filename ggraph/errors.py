@@ -55,6 +55,10 @@ class FormatWarning(UserWarning):
     """A file was written that others read otherwise: it says what their readers pass over."""
 
 
+class DraftWarning(UserWarning):
+    """A drafter raised an error, and is asked no more; the text goes on and stays what it was."""
+
+
 def shown(value: object, most: int = 60) -> str:
     """A value as messages name it, on one line: arrays by type and shape, the rest by `repr`, of at
     most so many letters."""

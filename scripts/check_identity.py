@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
+from ggraph.errors import DraftWarning
 from models.eagle3 import Head
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--head", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    warnings.simplefilter("error", DraftWarning)  # a mistake of our own drafters
     rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()][: given.prompts]
     failures: list[str] = []
     begun, compared = time.time(), 0

@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from serving_kit import RECURRENT, World, differences, greedy, history
 from small_model import TINY, learnable_model, small_model
 
+from ggraph.errors import DraftWarning
 from models.run.shipped import head_for
 
 HEAD = TINY / "eagle3_for_llama_tied"
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="begin none after this time")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
+    warnings.simplefilter("error", DraftWarning)  # a mistake of our own drafters
     with tempfile.TemporaryDirectory() as folder:
         path = asked.model or learnable_model(Path(folder))
         head = head_for(path) if asked.model else HEAD

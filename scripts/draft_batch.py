@@ -22,11 +22,12 @@ from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.draft.tree import Drafter
 from ggraph.decode.policy import Adaptive
 from ggraph.decode.speculation import Speculation
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
+from ggraph.serving.texts import Limits
 from models.run.drafting import goes_on
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load

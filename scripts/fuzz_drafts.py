@@ -14,6 +14,7 @@ without.
 import argparse
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F16, F32
+from ggraph.errors import DraftWarning
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
 from models.run.load import open_session
@@ -184,6 +186,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seed", type=int, help="only this text")
     asked = parser.parse_args()
+    warnings.simplefilter("error", DraftWarning)  # a mistake of our own drafters
     one = asked.seed is not None
     seeds = [asked.seed] if one else range(asked.first, asked.first + asked.texts)
     begun, bad, kept = time.perf_counter(), 0, 0

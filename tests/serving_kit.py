@@ -18,7 +18,7 @@ from ggraph.decode.policy import Adaptive, Fixed
 from ggraph.decode.prices import Prices
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.blocks import ListBlock
 from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
@@ -28,6 +28,7 @@ from ggraph.serving.smaller import ListModel
 from ggraph.serving.states import States
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.serving.texts import Limits
 from ggraph.tensor import Array
 from models.heads.dflash import BlockHead
 from models.registry import Model

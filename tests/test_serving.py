@@ -15,13 +15,14 @@ from ggraph.decode.policy import Fixed
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Speculation
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.pieces import CUT, MIXED_ROWS, PACE, PAUSE, beside, filling, mixed_bucket
 from ggraph.serving.prefix import Node, PrefixTree
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.serving.texts import Limits
 from ggraph.session import Session
 
 HEAD = TINY / "eagle3_for_llama_tied"

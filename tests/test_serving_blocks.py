@@ -15,10 +15,10 @@ from test_serving_heads import Noting, always, best, finish
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.speculation import Speculation
-from ggraph.serving.batch import Limits
 from ggraph.serving.blocks import ListBlock
 from ggraph.serving.heads import HeadDrafter
 from ggraph.serving.text import Plain, Request
+from ggraph.serving.texts import Limits
 from models.heads.dflash import BlockHead
 from models.run.generation import Generation
 from models.run.load import load

@@ -16,9 +16,10 @@ from ggraph import InputError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
 from ggraph.serving import disk as disk_module
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.disk import BLOCK, PART, SUFFIX, Disk, Spill
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.serving.texts import Limits
 from models.run.load import load
 from models.serve.identity import of as identity_of
 

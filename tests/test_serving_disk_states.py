@@ -12,9 +12,10 @@ from serving_kit import RECURRENT, World
 from test_serving_disk import disk_of, flipped, new, plain, torn
 
 from ggraph.serving import disk as disk_module
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.disk import BLOCK, SUFFIX, Disk, Spill
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.serving.texts import Limits
 
 PROMPT = [(7 * i) % 50 for i in range(BLOCK + 10)]
 

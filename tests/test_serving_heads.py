@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,12 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculation import Speculation
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.heads import HeadDrafter
+from ggraph.serving.smaller import ListModel
+from ggraph.serving.steps import Row
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.serving.texts import Limits
 from models.registry import open_model
 from models.run.load import load
 
@@ -288,6 +292,37 @@ def test_a_smaller_model_reads_tokens_that_it_has_not(tmp_path: Path) -> None:
     finish(batch)
     assert text.tokens[len(prompt) :] == plain
     assert sum(len(d.tokens) for d in noting.drafts.values()) > 10
+
+
+@pytest.mark.parametrize("tree", [None, TREE])
+def test_a_smaller_model_reads_no_more_than_it_was_trained_for(
+    tmp_path: Path, tree: TreeShape | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table of positions may end there. Texts that are longer go on without it."""
+    trained, places = 24, set[int]()
+    other = small_model(tmp_path / "few.gguf", {"llama.context_length": trained})
+    w = World.of(learnable_model(tmp_path), smaller=other)
+    run = ListModel._run
+
+    def noted(self: ListModel, rows: Sequence[Row], *given: Any, **named: Any) -> Any:
+        places.update(r.position for r in rows)
+        return run(self, rows, *given, **named)
+
+    monkeypatch.setattr(ListModel, "_run", noted)
+    batch, prompts = w.fresh(Limits()), [[3, 1, 4], [7] * 17, [2] * 23, [*range(40)]]
+    notes = [noting_of(tree) for _ in prompts]
+    texts = [
+        batch.submit(asked(w, p, n, 40, tree, "model")) for p, n in zip(prompts, notes, strict=True)
+    ]
+    finish(batch)
+    for text, prompt in zip(texts, prompts, strict=True):
+        w.plain.engine.reset()
+        plain = list(w.plain.engine.generate(prompt, best, lambda _: None, limit=40))
+        assert text.tokens[len(prompt) :] == plain
+        assert len(text.tokens) > trained
+    assert max(places) < trained, "read beyond"
+    assert max(places) >= trained - 2, "it drafted as long as it could"
+    assert any(notes[0].drafts.values()) and not any(notes[3].drafts.values())
 
 
 def test_a_head_is_the_batchs_to_ask() -> None:

@@ -9,13 +9,13 @@ from serving_proof import Copied, Recorder, as_plan
 from small_model import TINY, learnable_model
 
 from ggraph import InputError
-from ggraph.serving.batch import Limits
 from ggraph.serving.parts import Part
 from ggraph.serving.prefix import Node, PrefixTree
 from ggraph.serving.states import States
 from ggraph.serving.steps import Ready
 from ggraph.serving.stride import Stride
 from ggraph.serving.text import Plain, Request
+from ggraph.serving.texts import Limits
 from ggraph.verify import Rejected, verify
 
 SEEDS = range(6)

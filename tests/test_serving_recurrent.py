@@ -24,10 +24,11 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.decode.model import LOG, LONGEST_DRAFT
 from ggraph.decode.policy import Fixed
 from ggraph.decode.speculation import Speculation
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.states import KEPT
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
+from ggraph.serving.texts import Limits
 from ggraph.tensor import Array
 
 HISTORIES = 6  # as many more as wanted: python scripts/check_serving.py --histories 2000

@@ -10,10 +10,11 @@ from serving_kit import CONTEXT, RECURRENT, Asked, World, alone, request_of
 from test_serving_recurrent import finish
 
 from ggraph import InputError
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.memory import Memory
 from ggraph.serving.states import States
 from ggraph.serving.text import Plain, Request, Text, begun
+from ggraph.serving.texts import Limits
 
 FINE = Limits(texts=3, alone=256, apart=1)
 SLOTS, STATES = 40, 4  # of the small memory

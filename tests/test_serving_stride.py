@@ -10,9 +10,10 @@ from serving_kit import World, differences, greedy, history
 from small_model import learnable_model
 
 from ggraph import InputError
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.steps import ListRunner, Ready
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.serving.texts import Limits
 from ggraph.session import Session
 
 HISTORIES = 40

@@ -1,6 +1,8 @@
 """Those who draft for one text after another: whom to ask, and what each has been told."""
 
-from collections.abc import Generator, Mapping, Sequence
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +16,7 @@ from ggraph.decode.runner import Result
 from ggraph.decode.sampler import Sampler
 from ggraph.decode.statistics import Clock
 from ggraph.decode.taps import side_by_side
-from ggraph.errors import InputError
+from ggraph.errors import DraftWarning, InputError, printable
 from ggraph.tensor import Array
 
 Asking = Generator[tuple[Drafter, int], tuple[Draft, float], Draft]
@@ -112,7 +114,8 @@ class Speculation:
 
     With `law` (a sampler) drafts are held against the target by stochastic rejection, which keeps
     the law but not the individual text; without it by sample-and-match, which keeps both. The plans
-    for drafts of up to `longest` tokens are made before any is needed.
+    for drafts of up to `longest` tokens are made before any is needed. A drafter that raises an
+    exception is asked no more, and a DraftWarning tells of it: a draft is only a guess.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Speculation:
         self._text: list[int] = []  # behind its first token
         self._first = 0  # slot of the row that says the first of these
         self._told: dict[str, int] = {}  # how many of them each drafter knows
+        self._lost = set[str]()  # drafters that have raised
 
     def check(self, runner: Tapped) -> None:
         """InputError where a drafter wants taps that the runner does not have."""
@@ -149,25 +153,28 @@ class Speculation:
         longest = min(self.longest, runner.longest)
         for rows in range(1, longest + 2):
             runner.ready(rows, past + rows)
-        for drafter in self.drafters:
+        for drafter in self._asked():
             if longest and isinstance(drafter, Reader):
-                drafter.warm(past, longest)
+                with self._trying(drafter):
+                    drafter.warm(past, longest)
                 runner.movable(drafter.levels + 1 if drafter.levels else 0)
 
     def begin(self, tokens: Sequence[int], runner: Steps | None = None) -> None:
         """A text begins with the prompt, whose rows are the last of the `runner`, and one token."""
         self._told = {d.name: 0 for d in self.drafters}
-        for drafter in self.drafters:
-            drafter.begin(tokens[0])
+        for drafter in self._asked():
+            with self._trying(drafter):
+                drafter.begin(tokens[0])
         self._text, self._runner = [*tokens[1:]], runner
         self._first = 0 if runner is None else runner.past - len(self._text)
 
     def read(self) -> None:
         """Drafters read the prompt, so that the first draft need not wait for it."""
-        for drafter in self.drafters:
-            self._tell(drafter)
-            if isinstance(drafter, Reader):
-                drafter.read()
+        for drafter in self._asked():
+            with self._trying(drafter):
+                self._tell(drafter)
+                if isinstance(drafter, Reader):
+                    drafter.read()
 
     def draft(self, room: int, clock: Clock) -> Draft:
         """The best draft of at most `room` nodes; none where none is worth its while."""
@@ -184,7 +191,7 @@ class Speculation:
         """As `draft`, for whoever asks the drafters himself: yields each that is to be asked with
         how many tokens, and is sent what it proposes and the seconds that took."""
         best = NOTHING
-        for drafter in self.drafters:
+        for drafter in self._asked():
             wanted = self.policy.ask(drafter.name, room)
             if wanted > 0:
                 draft, seconds = yield drafter, wanted
@@ -194,8 +201,10 @@ class Speculation:
     def proposed(self, drafter: Drafter, wanted: int, clock: Clock) -> tuple[Draft, float]:
         """A drafter's proposal, and the seconds that it took."""
         clock.lap("host")
-        self._tell(drafter)
-        draft = known(drafter.propose(wanted).first(wanted), self._vocabulary)
+        draft = NOTHING
+        with self._trying(drafter):
+            self._tell(drafter)
+            draft = known(drafter.propose(wanted).first(wanted), self._vocabulary)
         return draft, clock.lap("draft")
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
@@ -203,6 +212,25 @@ class Speculation:
         if self.drafters:
             self._text += kept.tokens
             self.policy.learn(draft, kept, seconds)
+
+    def lose(self, drafter: Drafter, error: Exception) -> None:
+        """A drafter has raised this: it is asked no more."""
+        self._lost.add(drafter.name)
+        said = f"the drafter {drafter.name!r} raised {type(error).__name__}: "
+        said += printable(str(error))
+        warnings.warn(f"{said}; the text goes on without it", DraftWarning, stacklevel=2)
+
+    def _asked(self) -> list[Drafter]:
+        """The drafters that have not raised."""
+        return [d for d in self.drafters if d.name not in self._lost]
+
+    @contextmanager
+    def _trying(self, drafter: Drafter) -> Iterator[None]:
+        """What a drafter does here may fail."""
+        try:
+            yield
+        except Exception as error:
+            self.lose(drafter, error)
 
     def _tell(self, drafter: Drafter) -> None:
         """What the drafter has not been told yet, with the taps that it wants. It is told when it
@@ -224,7 +252,11 @@ class Speculation:
 
 
 def known(draft: Draft, vocabulary: int) -> Draft:
-    """The draft up to its first token that the target does not have."""
+    """The draft up to its first token that the target does not have. InputError for a law of other
+    tokens than the target's."""
+    shapes = {law.shape for law in draft.laws.values()} - {(vocabulary,)}
+    if shapes:
+        raise InputError(f"a law f64 {[*shapes.pop()]}: expected [{vocabulary}]")
     if not draft or (min(draft.tokens) >= 0 and max(draft.tokens) < vocabulary):
         return draft
     bad = [i for i, t in enumerate(draft.tokens) if not 0 <= t < vocabulary]

@@ -10,91 +10,48 @@ The oldest text of the highest priority always goes on: whoever came later gives
 """
 
 import bisect
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-import numpy as np
-
-from ggraph.decode.acceptance import Kept, match, only
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.model import LOG, LONGEST_DRAFT
-from ggraph.decode.prices import Prices
 from ggraph.decode.rows import row_bucket
-from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Asking
 from ggraph.decode.statistics import Clock
 from ggraph.errors import InputError
-from ggraph.serving.counters import Counters
-from ggraph.serving.disk import Spill
-from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
-from ggraph.serving.memory import LUMP, Memory
-from ggraph.serving.parts import Part, course_of, place, rows_of_all, rows_of_text
-from ggraph.serving.pieces import beside, filling, mixed_bucket
+from ggraph.serving.heads import HeadDrafter, ListHead, Question
+from ggraph.serving.memory import LUMP
+from ggraph.serving.parts import Part, course_of, rows_of_all
+from ggraph.serving.pieces import beside, filling
 from ggraph.serving.prices import SharedPrices
-from ggraph.serving.states import States
-from ggraph.serving.steps import PARTS, ListRunner, first_shapes
+from ggraph.serving.steps import PARTS, first_shapes
 from ggraph.serving.stride import Meanwhile, Stride, may_stride
 from ggraph.serving.text import Request, Text, begun
+from ggraph.serving.texts import Texts
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much one step may do. At most `texts` run together. Where prompts are read, a step has up
-    to `alone` rows if nobody waits for a next token, about `beside` if few do; where all go on,
-    `rows`, drafts included. A prompt is cut to keep a recurrent model's state where that is `apart`
-    tokens from the one before: a cut costs a step, as much as five to eight rows."""
+class _Asked(NamedTuple):
+    """Whom a text asks through its drafter, and what; the draft goes to its part of a step."""
 
-    texts: int = 32
-    alone: int = 256
-    beside: int = 48
-    rows: int = 64
-    apart: int = 64
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.texts <= self.rows <= 256 and 1 <= self.beside <= self.alone <= 256):
-            raise InputError(f"{self}: expected texts <= rows and beside <= alone, 1 to 256")
-        if self.apart < 1:
-            raise InputError(f"{self}: expected states 1 or more tokens apart")
-
-
-_Asked = tuple[ListHead, Part, Asking, Question]  # whom a text asks, and what
+    guesser: ListHead
+    drafter: HeadDrafter
+    part: Part
+    asking: Asking
+    question: Question
 
 
 @dataclass(eq=False)
-class Batch:
+class Batch(Texts):
     """Runs texts on one runner. One thread at a time may call it."""
 
-    runner: ListRunner
-    limits: Limits = field(default_factory=Limits)
-    prices: Prices = field(default_factory=Prices)
-    guessers: Sequence[ListHead] = ()  # who draft for all texts that ask, one of each kind
-    disk: Spill | None = None  # for rows that the cache forgets
-    now: Callable[[], float] = time.perf_counter
-    waiting: list[Text] = field(default_factory=list)
-    running: list[Text] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
-
     def __post_init__(self) -> None:
-        if 0 < self.runner.texts < self.limits.texts:
-            most = f"states for {self.runner.texts} texts"
-            raise InputError(f"{self.limits}: the runner of {self.runner.model.name} has {most}")
-        states = States(self.runner.texts, self.runner.copy) if self.runner.texts else None
-        self.memory = Memory(self.runner.slots, states, self.limits.apart)
-        # Layers whose inputs a step gives, for the head's sake.
-        self.taps = tuple(t for g in self.guessers for t in g.taps)
-        self._arrived = 0
+        super().__post_init__()
         self._clock = Clock(self.now)
+        self._arrived = 0
         self._parts: dict[Text, Part] = {}  # of the step that is being put together
         self._rows = 0  # of it, where all its texts go on
-        self._row_seconds = 0.0  # of the latest step with prompts
-        self._step_seconds = 0.0  # of the latest one without
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.waiting and not self.running
 
     def plans(self) -> list[Callable[[], object]]:
         """Makes the plans that short texts need, one by one, the commonest first, and room for the
@@ -157,14 +114,6 @@ class Batch:
         self.dismiss(ended)
         return ended
 
-    def dismiss(self, ended: Sequence[Text]) -> None:
-        """Texts that have ended hold nothing any more."""
-        for text in ended:
-            self.running.remove(text)
-            if self.disk is not None:
-                self.disk.keep(text, self.memory)
-            self.memory.forget(text)
-
     def _admit(self) -> None:
         """Let those who wait begin, as far as there is room for what they will compute."""
         while self.waiting and len(self.running) < self.limits.texts:
@@ -217,7 +166,7 @@ class Batch:
         """How many rows of prompts this step reads beside those who go on."""
         if going := len(self._parts):
             most = self.limits.beside
-            return beside(going, most, self._row_seconds, self._step_seconds)
+            return beside(going, most, self.row_seconds, self.step_seconds)
         return filling(sum(t.outstanding for t in self.running), self.limits.alone)
 
     def _piece(self, text: Text, budget: int) -> int:
@@ -230,14 +179,6 @@ class Batch:
         wanted = count == text.outstanding and text.limit > 0
         self._parts[text] = Part(text, text.tokens[at : at + count], slots, wanted)
         return count
-
-    def slots(self, text: Text, count: int) -> list[int]:
-        """The next of a text's spare slots, which it will write to."""
-        slots = text.spare[:count]
-        del text.spare[:count]
-        for g in self.guessers:
-            g.forget(slots)
-        return slots
 
     def _draft(self) -> None:
         """Let texts draft, as far as rows are worth it and slots are free; those that ask the
@@ -252,19 +193,19 @@ class Batch:
                 prices.others = self._rows - 1
             waiting += self._advance(part, drafts.asking(room), None)
         while waiting:
-            guesser = waiting[0][0]
-            group = [w for w in waiting if w[0] is guesser]
-            waiting = [w for w in waiting if w[0] is not guesser]
+            guesser = waiting[0].guesser
+            group = [w for w in waiting if w.guesser is guesser]
+            waiting = [w for w in waiting if w.guesser is not guesser]
             start = self.now()
-            guesser.draft([question for _, _, _, question in group])
-            made = [q.draft.draft() for _, _, _, q in group]
+            made = _guessed(guesser, group)
             share = (self.now() - start) / sum(max(1, len(d)) for d in made)
-            for (_, part, asking, _), draft in zip(group, made, strict=True):
-                waiting += self._advance(part, asking, (draft, share * max(1, len(draft))))
+            for asked, draft in zip(group, made, strict=True):
+                answer = draft, share * max(1, len(draft))
+                waiting += self._advance(asked.part, asked.asking, answer)
 
     def _advance(
         self, part: Part, asking: Asking, answer: tuple[Draft, float] | None
-    ) -> "list[_Asked]":
+    ) -> list[_Asked]:
         """Go on with a text's drafters until another is to be asked together with others' (that
         question), or until the draft is there, which the part then has."""
         text, drafts = part.text, part.text.request.drafts
@@ -276,9 +217,10 @@ class Batch:
                     answer = drafts.proposed(drafter, wanted, self._clock)
                     continue
                 for g in self.guessers:
-                    if g.kind == drafter.asks and g.knows(text):
-                        growth = drafter.growth(wanted, g.head.target_ids)
-                        return [(g, part, asking, Question(text, part.slots[0], growth))]
+                    if g.kind == drafter.asks and (most := min(wanted, g.room(text))) > 0:
+                        growth = drafter.growth(most, g.head.target_ids)
+                        question = Question(text, part.slots[0], growth)
+                        return [_Asked(g, drafter, part, asking, question)]
                 answer = NOTHING, 0.0
         except StopIteration as end:
             draft = self._permitted(text, end.value.first(self._room(text)))
@@ -322,69 +264,20 @@ class Batch:
         for part in parts:
             self.take(part, result, took)
 
-    def count(self, took: float, rows: int = 0) -> None:
-        """A step was run; of so many rows where prompts are among them."""
-        self.counters.steps += 1
-        self.counters.seconds += took
-        if rows:
-            self._row_seconds = took / mixed_bucket(rows)
-        else:
-            self._step_seconds = took
 
-    def take(self, part: Part, result: Result, took: float) -> None:
-        """Move a text on by what its rows brought."""
-        text, certain = part.text, part.certain
-        first = not text.new
-        kept = self._kept(part, result, took) if part.wanted else NONE
-        place(part, kept.nodes)
-        self.memory.replay(text, part.log, kept.nodes)
-        if text.request.features:
-            at = rows_of_text(part, kept.nodes)
-            taps = [result.taps[i][at] for i in self.runner.taps]
-            text.features.append(np.concatenate(taps, axis=1))
-        elif self.taps and drafts_by_head(text.request):
-            for g in self.guessers:
-                g.note(text, result.taps, rows_of_text(part, kept.nodes))
-        if first:
-            text.read += certain
-            self.counters.prompt_rows += certain
-        if first and kept.tokens:
-            self.counters.reused += text.reused
-        text.tokens += kept.tokens
-        self.counters.new_tokens += len(kept.tokens)
-        if text.outstanding != 1 or first:  # others may begin like this prompt
-            self.memory.publish(text)
-        if text.ended is None and text.limit and text.new >= text.limit:
-            text.ended = "length"
-        elif not text.limit and not text.outstanding:
-            text.ended = "read"
-
-    def _kept(self, part: Part, result: Result, took: float) -> Kept:
-        """The tokens that a text gains. What its voice raises ends it."""
-        text, voice, drafts = part.text, part.text.request.voice, part.text.request.drafts
-        if text.ended is not None:  # before its rows were computed
-            return NONE
-
-        def accept(token: int) -> bool:
-            text.ended = voice.accept(token)
-            return text.ended is not None
-
-        logits, pick = result.logits[part.logits :], only if result.picked else voice.pick
-        kept = match(part.draft, logits, pick, accept, frozenset(), text.limit - text.new)
-        if kept.error is not None:
-            text.ended, text.error = "error", kept.error
-            return kept
-        if drafts is not None and text.new:
-            drafts.learn(part.draft, kept, took)
-        elif drafts is not None:
-            drafts.begin([*text.tokens, *kept.tokens])
-        for counted in (text, self.counters):
-            counted.drafted += len(part.draft)
-            counted.accepted += len(kept.nodes)
-        return kept
-
-
-NONE = Kept((), ())
+def _guessed(guesser: ListHead, group: Sequence[_Asked]) -> list[Draft]:
+    """What those who ask it together get. Where it raises, none of these texts asks it again, and
+    what it knew of them is forgotten, since nobody can tell how much of that was computed."""
+    try:
+        guesser.draft([w.question for w in group])
+        return [w.question.draft.draft() for w in group]
+    except Exception as error:
+        for w in group:
+            drafts, text = w.part.text.request.drafts, w.part.text
+            assert drafts is not None, f"text {text.arrived} has no drafters"
+            guesser.forget([*text.slots[: text.computed], w.question.slot])
+            drafts.lose(w.drafter, error)
+        return [NOTHING] * len(group)
 
 
 def _order(text: Text) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.loop import guessing
 from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.draft.tree import Draft
+from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.decode.rows import ROW_BUCKETS, row_bucket
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
@@ -181,9 +182,9 @@ class ListHead:
         while waiting - len(text.unread[0]) >= WINDOW:
             waiting -= len(text.unread.pop(0))
 
-    def knows(self, text: Text) -> bool:
-        """Whether there is anything to be asked about a text."""
-        return bool(text.unread)
+    def room(self, text: Text) -> int:
+        """The most tokens that it can guess behind a text."""
+        return LONGEST_DRAFT if text.unread else 0
 
     def draft(self, asked: Sequence[Question]) -> None:
         """Guess how texts go on, each as far as it wants."""

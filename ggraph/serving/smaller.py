@@ -73,14 +73,17 @@ class ListModel(ListHead):
             raise InputError(
                 f"{model.name} has recurrent layers: it can draft for one text at a time"
             )
-        super().__init__(WithoutFeatures(model), session, slots, context, cache_dtype=cache_dtype)
+        self._context = min(context, model.context_length)
+        super().__init__(
+            WithoutFeatures(model), session, slots, self._context, cache_dtype=cache_dtype
+        )
 
     def note(self, text: Text, taps: Mapping[int, Array], rows: Sequence[int]) -> None:
         """Nothing: tokens are all that it reads."""
 
-    def knows(self, text: Text) -> bool:
-        """Always."""
-        return True
+    def room(self, text: Text) -> int:
+        """As many as the model's own context leaves, beyond which it was not trained."""
+        return self._context - len(text.tokens)
 
     def _true_rows(self, q: Question) -> list[Row]:
         """The next rows of a text that it has not read, the last token's perhaps among them."""

@@ -8,23 +8,20 @@ has one row too many of a text that has ended by then, and nobody looks at that 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ggraph.decode.runner import Result
 from ggraph.serving.parts import Part, rows_of_all
 from ggraph.serving.steps import Ready
 from ggraph.serving.text import Text
-
-if TYPE_CHECKING:
-    from ggraph.serving.batch import Batch
+from ggraph.serving.texts import Texts
 
 # Told of texts that have ended, while a step computes.
 Meanwhile = Callable[[Sequence[Text]], object]
 
 
-def may_stride(batch: "Batch", parts: Sequence[Part]) -> bool:
+def may_stride(texts: Texts, parts: Sequence[Part]) -> bool:
     """Whether nothing but tokens is needed to go on behind a step of these parts."""
-    return not batch.runner.texts and bool(parts) and all(_is_plain(p) for p in parts)
+    return not texts.runner.texts and bool(parts) and all(_is_plain(p) for p in parts)
 
 
 def _is_plain(part: Part) -> bool:
@@ -37,7 +34,7 @@ def _is_plain(part: Part) -> bool:
 class Stride:
     """A step of these parts, which are all that there is to do, and those that may follow it."""
 
-    batch: "Batch"
+    texts: Texts
     parts: list[Part]
     meanwhile: Meanwhile
     go_on: Callable[[], bool]
@@ -48,17 +45,17 @@ class Stride:
 
     def run(self) -> list[Text]:
         """The texts that ended, but for those of which `meanwhile` was told."""
-        batch, runner = self.batch, self.batch.runner
+        texts, runner = self.texts, self.texts.runner
         ready: Ready | None = self._rows(self.parts, 0)
         while ready is not None:
             runner.session.meanwhile(self._meanwhile)
-            start = batch.now()
+            start = texts.now()
             result = runner.run(ready, greedy=True)
-            took = batch.now() - start
-            batch.count(took)
+            took = texts.now() - start
+            texts.count(took)
             gone = [p for p in self.parts if p.text.ended is not None]
             self._give_back(gone)
-            batch.dismiss(self._ended)
+            texts.dismiss(self._ended)
             self._untaken = [p for p in self.parts if p not in gone], result, took
             ready = self._follow(result)
         return self._take()
@@ -90,28 +87,28 @@ class Stride:
             return []
         (parts, result, took), self._untaken = self._untaken, None
         for part in parts:
-            self.batch.take(part, result, took)
+            self.texts.take(part, result, took)
         return [p.text for p in parts if p.text.ended is not None]
 
     def _compose(self) -> None:
         """The next step, of those who will go on behind the present one; none where others may come
         in, or slots or a plan are missing."""
-        batch = self.batch
+        texts = self.texts
         stay = [
             p.text for p in self.parts if p.text.ended is None and p.text.new + 1 < p.text.limit
         ]
-        if not stay or (batch.waiting and len(stay) < len(self.parts)):
+        if not stay or (texts.waiting and len(stay) < len(self.parts)):
             return
         reach = max(t.computed for t in stay) + 2
-        if not batch.runner.has_plan(len(stay), reach, batch.taps):
+        if not texts.runner.has_plan(len(stay), reach, texts.taps):
             return
-        if not all(batch.memory.reserve(t, 1) for t in stay):
+        if not all(texts.memory.reserve(t, 1) for t in stay):
             return
-        self._next = [Part(t, [0], batch.slots(t, 1), wanted=True) for t in stay]
+        self._next = [Part(t, [0], texts.slots(t, 1), wanted=True) for t in stay]
         self._ready = self._rows(self._next, 1)
 
     def _rows(self, parts: Sequence[Part], ahead: int) -> Ready:
-        return self.batch.runner.ready(rows_of_all(parts, ahead), self.batch.taps)
+        return self.texts.runner.ready(rows_of_all(parts, ahead), self.texts.taps)
 
     @staticmethod
     def _give_back(parts: Sequence[Part]) -> None:

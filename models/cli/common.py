@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ggraph import InputError
 from ggraph.env import MOST_THREADS
-from ggraph.errors import CacheWarning, FormatWarning
+from ggraph.errors import CacheWarning, DraftWarning, FormatWarning
 from ggraph.lazy import lazy
 
 from ..run.fetch import fetch_default
@@ -205,7 +205,7 @@ def show_warnings() -> None:
     before = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, (CacheWarning, FormatWarning)):
+        if issubclass(category, (CacheWarning, DraftWarning, FormatWarning)):
             notes().print(f"ggraph: {message}", markup=False, soft_wrap=True)
         else:
             before(message, category, *place, **more)

@@ -19,7 +19,7 @@ from ggraph.decode.policy import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.json_parts import texts
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.blocks import ListBlock
 from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
@@ -28,6 +28,7 @@ from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
+from ggraph.serving.texts import Limits
 from ggraph.text.prompt import prompt_ids, sewn_prompt
 from ggraph.text.stream import THINK, THOUGHT, TextStream
 from ggraph.text.vocab import fim_ids

@@ -23,10 +23,11 @@ from ggraph import Array, InputError
 from ggraph.decode.acceptance import Pick
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.errors import FormatError
-from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.batch import Batch
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
 from ggraph.serving.text import Text as Answered
+from ggraph.serving.texts import Limits
 
 from ..run.load import Loaded
 from ..run.outputs import write_whole

@@ -71,10 +71,10 @@ class BlockDrafter(ParallelDrafter):
         while self._tokens:
             count, runner = min(len(self._tokens), ROW_BUCKETS[-1]), self.runner
             slots = range(runner.past, runner.past + count)
-            runner.read(Rows(self._tokens[:count], slots, slots), np.stack(self._features[:count]))
+            runner.read(Rows(self._tokens[:count], slots, slots), self._features()[:count])
             runner.past += count
             self._last = self._tokens[count - 1]
-            del self._tokens[:count], self._features[:count]
+            self._drop(count)
 
     def propose(self, limit: int) -> Draft:
         """Read what waits, then one block behind it."""

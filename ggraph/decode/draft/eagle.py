@@ -23,18 +23,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggraph.decode.draft.drawing import Drawing
+from ggraph.decode.draft.features import FeatureDrafter
 from ggraph.decode.draft.hidden import NEXT_ROW, ROOT_ROW, below
 from ggraph.decode.draft.runner import Brings, DraftRunner
-from ggraph.decode.draft.tree import ROOT, Draft, Guess
+from ggraph.decode.draft.tree import ROOT, Draft, Guess, places
 from ggraph.decode.rows import ROW_BUCKETS, Rows
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
-LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
-PARTS = (32, 16, 8)  # rows that are only read at once, with a window: few plans, none is padded
+# Both by `scripts/choose_reading.py`. Steps that are unrolled into one plan; longer chains go step
+# by step. A draft of the usual length has 7, and planning all lengths up to 16 takes 2 to 3 s.
+LONGEST_LOOP = 8
+PART = 16  # rows that are only read at once, with a window: few plans, none is padded
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,14 @@ class TreeShape:
             )
 
 
-class EagleDrafter:
-    """Drafts with a head that reads the target's features, `name` to others: a chain, or a tree
-    when `tree` is given.
+class EagleDrafter(FeatureDrafter):
+    """Drafts guess by guess: a chain, or a tree when `tree` is given. `goes_on`, told how sure the
+    head is of each guess so far, says whether another is wanted.
 
-    `p_min` ends a chain at the first guess that the head itself finds less likely than that.
-    `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
-    By a `law`, a chain's guesses are drawn (`Drawing`) and carry theirs, for stochastic rejection;
-    nothing else may depend on them then, so they tell no chances, and where they end goes by the
-    laws alone. The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
-    Of more than `window` true rows that wait (8 at least), the head reads the last; of a prompt,
+    Guesses that are drawn by a `law` carry theirs (`Drawing`), for stochastic rejection; nothing
+    else may depend on them then, so they tell no chances, and where they end goes by the laws
+    alone. The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
+    Of more than `window` true rows that wait (16 at least), the head reads the last; of a prompt,
     which it reads beforehand, the last `prompt_window`.
     """
 
@@ -92,30 +92,23 @@ class EagleDrafter:
         reads_logits: bool = False,
         name: str = "eagle3",
     ) -> None:
-        few = any(w is not None and w < 1 for w in (window, prompt_window))
-        if not 0.0 <= p_min <= 1.0 or few:
-            raise InputError(
-                f"p_min {p_min}, windows {window} and {prompt_window}: expected 0 to 1, and rows"
-            )
+        if any(w is not None and w < 1 for w in (window, prompt_window)):
+            raise InputError(f"windows {window} and {prompt_window}: expected rows")
         if tree is not None and tree.top_k > len(runner.model.target_ids):
             raise InputError(
                 f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
             )
+        super().__init__(runner, name, p_min, law if tree is None else None)
         if tree is not None:
-            p_min, law = 0.0, None  # chains alone have these
-        self.runner, self.tree, self.p_min = runner, tree, p_min
-        self.drawing = None if law is None else Drawing(runner.model, law)
-        self.goes_on, self.reads_logits = goes_on, reads_logits
+            self.p_min = 0.0  # as a law, chains alone have it
+        self.tree, self.goes_on, self.reads_logits = tree, goes_on, reads_logits
         self._law = None if self.drawing is None else self.drawing.config
         self._count = 1 if tree is None else tree.top_k  # guesses that are asked of a row
         self._brings = Brings(0 if reads_logits else self._count)
         if self._law is not None:
             self._brings = Brings(self._law.top_k, logits=True)
-        self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
+        self.window = None if window is None else max(window, PART)  # so many may wait
         self.prompt_window = prompt_window
-        self.name, self.taps, self.gathers = name, runner.model.taps, runner.gathers
-        self._tokens: list[int] = []
-        self._features: list[Array] = []  # of those tokens, in blocks [n, A*G], or [n, 1] of slots
         self._last = NOTHING  # behind the last true row
 
     @property
@@ -131,7 +124,7 @@ class EagleDrafter:
         if self.window is None:
             parts, usual = [min(most, past - 1 - i) for i in range(0, past - 1, most)], longest + 1
         else:
-            parts, usual = [*PARTS], PARTS[0]
+            parts, usual = [PART], PART
         for i, rows in enumerate(parts):
             runner.ready(rows, 0, min(i * most + rows, past), fed_back=False)
         for rows in range(usual + 1):  # the first guess, and what a round kept
@@ -153,30 +146,13 @@ class EagleDrafter:
             else:
                 self.runner.ready(1, 1, past + steps, fed_back=True, brings=self._brings)
 
-    def begin(self, first: int) -> None:
-        """Forget the old text. The first token has no feature before it and is not drafted from."""
-        self.runner.past = self.runner.offset = 0
-        self._tokens, self._features = [], []
-        if self.drawing is not None:
-            self.drawing.begin()
-
-    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
-        """Keep the new tokens and the features before them; they are run when a draft is due."""
-        if features is None or len(features) != len(tokens):
-            raise InputError(
-                f"{self.name}: {len(tokens)} tokens, "
-                f"{'no' if features is None else len(features)} features"
-            )
-        self._tokens.extend(tokens)
-        self._features.append(features)
-
     def read(self) -> None:
         """Read the prompt's rows and make the first guess: the first draft need not wait."""
-        self._catch_up(self.prompt_window, 1 if self.window is None else PARTS[-1])
+        self._catch_up(self.prompt_window, 1 if self.window is None else PART)
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
-        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PARTS[0])
+        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PART)
         if limit < 1:
             return Draft()
         return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
@@ -213,22 +189,20 @@ class EagleDrafter:
     def _waiting(self, window: int | None) -> tuple[list[int], Array]:
         """The true rows that wait, of which none waits any more; the last `window` of them, where
         there are more, with which the cache begins anew."""
-        blocks, runner = self._features, self.runner
-        tokens, features = self._tokens, blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        self._tokens, self._features = [], []
-        skipped = len(tokens) - (window or len(tokens))
+        runner, skipped = self.runner, len(self._tokens) - (window or len(self._tokens))
         if skipped > 0:
-            tokens, features = tokens[skipped:], features[skipped:]
+            self._drop(skipped)
             runner.offset += runner.past + skipped
             runner.past = 0
+        tokens, features = self._tokens[:], self._features()
+        self._drop(len(tokens))
         return tokens, features
 
     def _read_parts(self, tokens: Sequence[int], features: Array, last: int) -> int:
         """Read rows in parts until at most `last` are left, and one at least; how many."""
         done, runner = 0, self.runner
         while (left := len(tokens) - done) > last:
-            whole = min(left - 1, ROW_BUCKETS[-1])
-            rows = whole if self.window is None else next(p for p in PARTS if p < left)
+            rows = min(left - 1, ROW_BUCKETS[-1]) if self.window is None else PART
             part, slots = slice(done, done + rows), range(runner.past, runner.past + rows)
             runner.read(Rows(tokens[part], slots, slots), features[part])
             runner.past += rows
@@ -373,9 +347,9 @@ class Scored:
         of the best are among the best.
         """
         kept = sorted(top(np.array(self.scores, np.float32), count).tolist())
-        place = {node: i for i, node in enumerate(kept)}
-        parents = [place[self.parents[n]] if self.parents[n] != ROOT else ROOT for n in kept]
-        return Draft(tuple(self.tokens[n] for n in kept), tuple(parents))
+        place = places(kept)
+        parents = tuple(place[self.parents[n]] for n in kept)
+        return Draft(tuple(self.tokens[n] for n in kept), parents)
 
 
 def likeliest(logits: Array, count: int) -> tuple[Array, Array]:

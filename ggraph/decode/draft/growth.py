@@ -17,7 +17,7 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.decode.draft.loop import copied, given_rows, guesses
-from ggraph.decode.draft.tree import ROOT, Draft
+from ggraph.decode.draft.tree import ROOT, Draft, places
 from ggraph.decode.rows import Rows, visibility
 from ggraph.dtype import F32, I32, I64
 from ggraph.errors import InputError
@@ -130,6 +130,6 @@ class Tree:
         """The `count` best nodes in the order in which they were scored. A node's parent is no
         worse and comes first, so it is among them."""
         best = sorted(zip(self.kept[:count], self.tokens, strict=False))
-        place = {ROOT: ROOT, **{node: i for i, (node, _) in enumerate(best)}}
+        place = places([node for node, _ in best])
         parents = tuple(place[self.parent(node)] for node, _ in best)
         return Draft(tuple(token for _, token in best), parents)

@@ -121,7 +121,8 @@ class SuffixAutomaton:
 
     def following(self, state: int) -> tuple[int, int, float]:
         """What followed the suffixes of a class most often (the latest of equals): the token, the
-        class that it leads to, and its chance. The chance is 0 where nothing followed."""
+        class that it leads to, and its chance. Not asked of the empty suffix, nor where none
+        occurred before."""
         states = self._states
         here = states[state]
         while not here.next and here.link > 0:  # only the end of the text is like this
@@ -133,8 +134,6 @@ class SuffixAutomaton:
             total += count
             if count > most or (count == most and then.end > latest):
                 best, most, latest = pair, count, then.end
-        if not total or not here.length:
-            return (*best, 0.0)
         return (*best, (most - DISCOUNTS[min(here.length, len(DISCOUNTS)) - 1]) / total)
 
     def _extend(self, token: int) -> None:
@@ -167,11 +166,9 @@ class SuffixAutomaton:
 
 @dataclass
 class SuffixDrafter:
-    """Proposes what followed the longest suffix of the text that occurred before, as long as all of
-    it together is at least `likely` to come again."""
+    """Proposes what followed the longest suffix of the text that occurred before. How much of it is
+    verified is the policy's to say, by the chances."""
 
-    least: int = 1  # shortest suffix that is trusted
-    likely: float = 0.05
     name: str = "suffix"
     taps: tuple[int, ...] = ()
     _automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -188,17 +185,10 @@ class SuffixDrafter:
 
     def propose(self, limit: int) -> Draft:
         """The likeliest continuation of the longest repeated suffix, with the chance of each."""
-        known = self._automaton
-        if known.match_length < self.least:
-            return NOTHING
-        state, path = known.match, 1.0
-        tokens: list[int] = []
-        chances: list[float] = []
-        while len(tokens) < limit:
+        known, tokens, chances = self._automaton, list[int](), list[float]()
+        state = known.match
+        while state and len(tokens) < limit:
             token, state, chance = known.following(state)
-            path *= chance
-            if path < self.likely:
-                break
             tokens.append(token)
             chances.append(chance)
         return Draft.chain(tokens, chances) if tokens else NOTHING

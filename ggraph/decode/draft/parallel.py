@@ -15,12 +15,10 @@ waits for the next round, since its logits are wanted again if nothing was added
 Source: P-EAGLE (arXiv 2602.01469).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ggraph.decode.draft.drawing import Drawing
 from ggraph.decode.draft.eagle import likeliest
+from ggraph.decode.draft.features import FeatureDrafter
 from ggraph.decode.draft.head import Masked
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import Draft, Guess
@@ -30,9 +28,9 @@ from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 
-class ParallelDrafter:
-    """Drafts with a head that knows a masked row. `p_min` and `law` are those of `EagleDrafter`; a
-    draft drawn at random has the law of each position by itself."""
+class ParallelDrafter(FeatureDrafter):
+    """Drafts with a head that knows a masked row. A draft drawn at random has the law of each
+    position by itself."""
 
     def __init__(
         self,
@@ -43,32 +41,10 @@ class ParallelDrafter:
         law: SamplerConfig | None = None,
         name: str = "eagle3",
     ) -> None:
-        if not 0.0 <= p_min <= 1.0:
-            raise InputError(f"p_min {p_min}: expected 0 to 1")
         if runner.gathers and masked.features.size:
             raise InputError(f"{name}: masked features are the host's: give its runner no target")
-        self.runner, self.masked, self.p_min = runner, masked, p_min
-        self.drawing = None if law is None else Drawing(runner.model, law)
-        self.name, self.taps, self.gathers = name, runner.model.taps, runner.gathers
-        self._tokens: list[int] = []
-        self._features: list[Array] = []
-
-    def begin(self, first: int) -> None:
-        """Forget the old text. The first token has no feature before it and is not drafted from."""
-        self.runner.past = 0
-        self._tokens, self._features = [], []
-        if self.drawing is not None:
-            self.drawing.begin()
-
-    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
-        """Keep the new tokens and the features before them; they are run when a draft is due."""
-        if features is None or len(features) != len(tokens):
-            raise InputError(
-                f"{self.name}: {len(tokens)} tokens, "
-                f"{'no' if features is None else len(features)} features"
-            )
-        self._tokens.extend(tokens)
-        self._features.extend(features)
+        super().__init__(runner, name, p_min, law)
+        self.masked = masked
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting together with limit - 1 masked ones."""
@@ -86,15 +62,14 @@ class ParallelDrafter:
         with it.
         """
         tokens = self._tokens[:true] + [self.masked.token] * masked
-        features = self._features[:true] + [self.masked.features] * masked
+        unknown = [self.masked.features[None]] * masked
+        features = np.concatenate([self._features()[:true], *unknown])
         slots = range(self.runner.past, self.runner.past + len(tokens))
         wanted = range(true - 1, true + masked)
-        logits = self.runner.step(
-            Rows(tokens, slots, slots), wanted, np.stack(features), fed_back=False
-        )
+        logits = self.runner.step(Rows(tokens, slots, slots), wanted, features, fed_back=False)
         done = min(true, len(self._tokens) - 1)
         self.runner.past += done
-        del self._tokens[:done], self._features[:done]
+        self._drop(done)
         return logits
 
     def _picked(self, logits: Array) -> Draft:

@@ -90,7 +90,7 @@ class Draft:
     def pruned(self, kept: Collection[int]) -> "Draft":
         """The draft's nodes `kept`; their parents are among them."""
         nodes = sorted(kept)
-        place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
+        place = places(nodes)
         laws = {place[p]: law for p, law in self.laws.items() if p in place}
         chances = tuple(self.chances[n] for n in nodes) if self.chances else ()
         parents = tuple(place[self.parents[n]] for n in nodes)
@@ -131,6 +131,11 @@ class Draft:
 
 
 NOTHING = Draft()
+
+
+def places(nodes: Sequence[int]) -> dict[int, int]:
+    """Where each of these is in a draft that has no others, in this order; the root stays."""
+    return {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
 
 
 class Drafter(Protocol):
