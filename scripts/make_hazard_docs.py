@@ -52,12 +52,17 @@ reading of public sources; whether a hardware run would show the fault is a matt
 
 
 def main() -> None:
-    """Run the corpus with few orders and write the page and the pictures."""
-    reports = [run_hazard(h, orders=50) for h in HAZARDS]
+    """Write the page and the pictures."""
     (DOCS / "hazards").mkdir(parents=True, exist_ok=True)
-    for r in reports:
-        (DOCS / "hazards" / f"{r.hazard.id}.svg").write_text(picture(r.hazard))
-    (DOCS / "hazards.md").write_text("\n".join(page(reports)) + "\n")
+    for name, text in made().items():
+        (DOCS / name).write_text(text)
+
+
+def made() -> dict[str, str]:
+    """What the corpus, run with few orders, is shown as: the page and the pictures, by name."""
+    reports = [run_hazard(h, orders=50) for h in HAZARDS]
+    found = {f"hazards/{r.hazard.id}.svg": picture(r.hazard) for r in reports}
+    return {"hazards.md": "\n".join(page(reports)) + "\n", **found}
 
 
 def page(reports: list[HazardReport]) -> Iterator[str]:

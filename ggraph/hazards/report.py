@@ -34,7 +34,7 @@ class Corruption:
         where = ", ".join(map(str, self.at))
         return (
             f"{self.elements} of {self.of} elements of %{self.output} wrong in run {self.run}; "
-            f"first [{where}]: expected {self.expected:.6g}, got {self.got:.6g}"
+            f"first [{where}]: expected {self.expected:.4g}, got {self.got:.4g}"
         )
 
 

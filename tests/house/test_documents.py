@@ -26,6 +26,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 library: Any = importlib.import_module("make_library_docs")
 pictures: Any = importlib.import_module("make_pictures")
 notebooks: Any = importlib.import_module("make_notebooks")
+hazards: Any = importlib.import_module("make_hazard_docs")
+SUMS = re.compile(r"(?<=expected )\S+(?=, got)|(?<=, got )\S+")  # their last bits are a processor's
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,9 @@ def test_the_pictures_are_readable_on_dark_ground() -> None:
         text = path.read_text()
         assert "prefers-color-scheme:dark" in text
         assert "<title>" in text and "aria-label" in text
+
+
+def test_the_page_of_hazards_is_what_the_corpus_gives() -> None:
+    for name, text in hazards.made().items():
+        held = (ROOT / "docs" / name).read_text()
+        assert SUMS.sub("", held) == SUMS.sub("", text), f"{name}: run scripts/make_hazard_docs.py"
