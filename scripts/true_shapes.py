@@ -42,7 +42,10 @@ NEAR, FAR, LEAST = (1.3, 1.6), (1.5, 2.0), 1.1  # decoding at 64, or of experts;
 HEADLINE = "q4_k_m"
 RESULTS = ROOT / "bench" / "results" / "performance"
 REAL = "smollm2-135m"
-TYPES = ("q4_k_m", "q4_0", "q6_k", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16")
+TYPES = (
+    "q4_k_m", "q4_0", "q6_k", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16", "q2_k", "q3_k", "iq3_s",
+    "iq2_xs", "iq1_s",
+)  # fmt: skip
 NAMES = (REAL, *(n for n in random_model.SHAPES if n != "llama-3.1-8b"))  # that is for GPUs
 SHORT = [c for c in CASES if c.context + c.rows < 2048]  # whose text is soon in the cache
 UNITS = {  # of a processor, by the end of a result's name, the least first
