@@ -59,6 +59,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
     "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
     "blocks.cuh": (f"{PRODUCTS} {EDGES}", "decoded or against or next_begins"),
+    "iquants.cuh": (PRODUCTS, "(decoded or against) and iq"),
     "experts.cu": (f"tests/test_cuda_experts.py {PRODUCTS} {EDGES}", "pair or experts"),
     "attention.cu": (
         f"{OPS} {EDGES}",
@@ -182,7 +183,7 @@ def apply(mutant: Mutant) -> None:
 def tests_of(mutant: Mutant) -> tuple[str, str]:
     """Files and a `-k` expression; inside a block type's struct the tests of that type alone."""
     files, chosen = TESTS[mutant.file]
-    if mutant.file == "blocks.cuh":
+    if mutant.file in ("blocks.cuh", "iquants.cuh"):
         above = kernels.text(mutant.file).split("\n")[: mutant.line + 1]
         heads = [line for line in above if re.match(r"(struct \w+ |DEV |template)", line)]
         if found := re.match(r"struct (\w+)", heads[-1]):

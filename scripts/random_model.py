@@ -21,7 +21,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+
+from stored_weights import set_scales
 
 from ggraph import Array, InputError, Tensor, dtypes, weight
 from ggraph.decode.model import StepShape
@@ -206,20 +209,14 @@ def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Ar
         return values.astype(dtype.np)
     raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
     blocks = raw.reshape(-1, dtype.block_bytes)
-    # where the scale lies, how large codes (times integer scales) are, the minimum in scales
-    at, size, minimum = {
-        "q4_0": (0, 4.6, 0.0), "q4_1": (0, 4.6, -7.5), "q5_0": (0, 9.2, 0.0),
-        "q5_1": (0, 9.2, -15.5), "q8_0": (0, 74.0, 0.0), "q4_k": (0, 145.0, 7.5),
-        "q5_k": (0, 290.0, 15.5), "q6_k": (208, 1360.0, 0.0), "q3_k": (108, 42.0, 0.0),
-        "iq4_nl": (0, 70.0, 0.0), "iq4_xs": (0, 1300.0, 0.0), "mxfp4": (-1, 0.0, 0.0),
+    # how large codes (times integer scales) are, the minimum in scales
+    size, minimum = {
+        "q4_0": (4.6, 0.0), "q4_1": (4.6, -7.5), "q5_0": (9.2, 0.0), "q5_1": (9.2, -15.5),
+        "q8_0": (74.0, 0.0), "q4_k": (145.0, 7.5), "q5_k": (290.0, 15.5), "q6_k": (1360.0, 0.0),
+        "q3_k": (42.0, 0.0), "iq4_nl": (70.0, 0.0), "iq4_xs": (1300.0, 0.0), "mxfp4": (5.1, 0.0),
     }[dtype.name]  # fmt: skip
-    if at < 0:
-        blocks[:, 0] = 120  # the exponent of 2^-8
-        return raw
     scale = SIZE / size
-    blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
-    if minimum:
-        blocks[:, 2:4] = np.array([scale * minimum], np.float16).view(np.uint8)
+    set_scales(blocks, dtype, np.array([[scale, scale * minimum]], np.float16))
     return raw
 
 
