@@ -27,8 +27,9 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / d) for d in (".", "tests")]
 
-from cpu_calls import activations, call, call_with, packed_weight, raw_weight, variants
+from cpu_calls import activations, call, call_with, packed_weight, variants
 from guard_pages import guarded, is_untouched
+from stored_weights import raw_weight
 
 from ggraph import dtype as dt
 from ggraph.backends.cpu.codegen.jit import Jit

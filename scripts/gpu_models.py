@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+
+from stored_weights import set_scales
 
 from ggraph import dtypes
 from ggraph.dtype import DType
@@ -24,10 +27,6 @@ from models.registry import Model
 
 TILE = 1 << 22  # bytes of random storage that are repeated
 NORMS = ("norm", "rope_freqs")
-SCALES_AT = {  # where a block's float16 scales stand, if not in front
-    "q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,), "tq1_0": (52,), "tq2_0": (64,),
-    "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2),
-}  # fmt: skip
 
 LLAMA_8B = DecoderConfig(
     "llama", 4096, 14336, 32, 32, 8, 128, 1e-5, 128256, 131072, Rope("normal", 128, 500000.0)
@@ -80,9 +79,7 @@ def tile(dtype: DType) -> np.ndarray[Any, Any]:
         return values.astype(dtype.np).view(np.uint8)
     count = TILE // dtype.block_bytes
     raw = rng.integers(0, 256, (count, dtype.block_bytes), np.uint8)
-    at = SCALES_AT.get(dtype.name, (0,))
-    for place in at:
-        raw[:, place : place + 2] = np.full(1, 5e-5, np.float16).view(np.uint8)
+    set_scales(raw, dtype, np.full((count, 2), 5e-5, np.float16))
     return raw.reshape(-1)
 
 

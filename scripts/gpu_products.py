@@ -18,7 +18,9 @@ from ggraph.dtype import DType
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import input, weight
 
-TYPES: tuple[str, ...] = ("q4_k", "q6_k", "q8_0", "q4_0", "bf16")
+TYPES: tuple[str, ...] = (
+    "q4_k", "q6_k", "q8_0", "q4_0", "bf16", "iq1_m", "iq2_xxs", "iq3_s", "nvfp4"
+)  # fmt: skip
 SHAPES: tuple[tuple[int, int], ...] = (
     (28672, 4096),
     (4096, 4096),

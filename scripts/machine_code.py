@@ -32,6 +32,7 @@ TABLE = ROOT / "tests" / "golden" / "machine_code.json"
 ARCHES = ("sm_80", "sm_90", "sm_100")
 GATED = [Unit(s, t) for s, t in (
     ("tiles", "bf16"), ("tiles", "q4_k"), ("tiles", "q6_k"), ("tiles", "q8_0"),
+    ("tiles", "iq2_xxs"),
     ("attention", "f16"), ("prompt", "f16"), ("draw", ""), ("sort", ""),
 )]  # fmt: skip
 REGISTERS, FRAME = 0x2F, 0x11  # attributes of .nv.info

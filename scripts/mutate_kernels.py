@@ -58,7 +58,8 @@ TESTS: dict[str, tuple[str, str]] = {
     "lanes.cu": (PRODUCTS, "against and f32"),
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
     "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
-    "blocks.cuh": (f"{PRODUCTS} {EDGES}", "decoded or against or next_begins"),
+    "blocks.cuh": (f"{PRODUCTS} {EDGES}", "decoded or against or library or next_begins"),
+    "iquants.cuh": (PRODUCTS, "(decoded or against) and iq"),
     "experts.cu": (f"tests/test_cuda_experts.py {PRODUCTS} {EDGES}", "pair or experts"),
     "attention.cu": (
         f"{OPS} {EDGES}",
@@ -134,6 +135,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("prompt.cu", "32 * i < dim && row", "a chunk behind a row's end is zeros"),
     ("recurrent.cu", "certain[slot] < m ? certain[slot] : m - 1", "a step has no such row"),
     ("common.cuh", "readers of an earlier use", "of the kernels that there are none has one"),
+    ("blocks.cuh", "if ((unsigned long long)p & 15) {", "values begin at whole sixteens"),
     ("blocks.cuh", "if (BYTES % 4 == 0) return word_at(p);", "the same word by narrower loads"),
     ("blocks.cuh", "if (BYTES % 2 == 0) return half_word", "the same word by narrower loads"),
     ("elementwise.cu", "if (i >= count) return;", "place_of: the first element once more"),
@@ -182,7 +184,7 @@ def apply(mutant: Mutant) -> None:
 def tests_of(mutant: Mutant) -> tuple[str, str]:
     """Files and a `-k` expression; inside a block type's struct the tests of that type alone."""
     files, chosen = TESTS[mutant.file]
-    if mutant.file == "blocks.cuh":
+    if mutant.file in ("blocks.cuh", "iquants.cuh"):
         above = kernels.text(mutant.file).split("\n")[: mutant.line + 1]
         heads = [line for line in above if re.match(r"(struct \w+ |DEV |template)", line)]
         if found := re.match(r"struct (\w+)", heads[-1]):

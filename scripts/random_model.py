@@ -21,7 +21,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+
+from stored_weights import HALVES_AT, set_scales
 
 from ggraph import Array, InputError, Tensor, dtypes, weight
 from ggraph.decode.model import StepShape
@@ -39,22 +42,10 @@ from models.run.convert import FILE_TYPES, tensor_type, told
 
 SIZE = 0.02  # of a weight, about
 DISTINCT = 512  # rows of a matrix that differ
-SCALE_AT = {
-    dtypes.Q2_K: 80, dtypes.Q3_K: 108, dtypes.Q6_K: 208, dtypes.TQ1_0: 52, dtypes.TQ2_0: 64,
-}  # fmt: skip  # where a block's float16 is, if not at its beginning
-FLOORED = (dtypes.Q4_1, dtypes.Q5_1, dtypes.Q2_K, dtypes.Q4_K, dtypes.Q5_K)  # minimums behind it
 NUMBERS = {
-    "iq2_xxs": 19,
-    "iq2_xs": 20,
-    "iq3_xxs": 23,
-    "iq1_s": 24,
-    "iq3_s": 26,
-    "iq2_s": 28,
-    "iq4_xs": 30,
-    "iq1_m": 31,
-    "nvfp4": 39,
-    "q1_0": 40,
-}  # of files of types that `convert` does not write
+    "iq2_xxs": 19, "iq2_xs": 20, "iq3_xxs": 23, "iq1_s": 24, "iq3_s": 26, "iq2_s": 28,
+    "iq4_xs": 30, "iq1_m": 31, "nvfp4": 39, "q1_0": 40,
+}  # fmt: skip  # of files of types that `convert` does not write
 
 LLAMA = {"vocab_size": 128256, "rope_theta": 500000.0, "num_key_value_heads": 8, "head_dim": 64}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -225,7 +216,7 @@ def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Ar
     blocks = raw.reshape(-1, dtype.block_bytes)
     scale = SIZE / dequantize(_scaled(blocks[:DISTINCT], dtype, 1, 0), dtype).std()
     floor = 0.0
-    if dtype in FLOORED:
+    if len(HALVES_AT.get(dtype, ())) == 2:  # of minimums, too
         codes, floors = (
             dequantize(_scaled(blocks[:DISTINCT], dtype, *units), dtype).mean()
             for units in ((1, 0), (0, 1))
@@ -237,19 +228,9 @@ def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Ar
 
 def _scaled(blocks: Array, dtype: dtypes.DType, scale: float, floor: float) -> Array:
     """Blocks with this scale, and what their minimums count in."""
-    blocks, bits = blocks.copy(), np.array([scale, floor], np.float16).view(np.uint8)
-    if dtype is dtypes.MXFP4:
-        blocks[:, 0] = 120 if scale != 1 else 128  # exponents: of 2^-8, and of 1
-    elif dtype is dtypes.NVFP4:
-        blocks[:, :4] = 4 if scale != 1 else 64  # of 2^-8, and of 1
-    elif dtype is dtypes.IQ1_M:  # four bits of it above those of other scales
-        words = np.ascontiguousarray(blocks[:, 48:]).view(np.uint16)
-        quarters = bits[:2].view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
-        blocks[:, 48:] = ((words & 0xFFF) | (quarters << np.uint16(12))).view(np.uint8)
-    else:
-        at, size = SCALE_AT.get(dtype, 0), 2 + 2 * (dtype in FLOORED)
-        blocks[:, at : at + size] = bits[:size]
-    return blocks
+    made = blocks.copy()
+    set_scales(made, dtype, np.array([[scale, floor]], np.float16))
+    return made
 
 
 COLUMNS = (".ssm_a", ".ssm_d", "norm.weight")  # vectors that files may hold as columns or in rows

@@ -1,14 +1,12 @@
-"""Helpers of the CPU tests: run one kernel as a flat program, and make raw weights."""
+"""Helpers of the CPU tests: run one kernel as a flat program, and pack weights."""
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ggraph import dtype as dt
 from ggraph.backends.cpu.codegen.isa import Isa, host, limited
 from ggraph.backends.cpu.codegen.jit import Jit, host_jit
 from ggraph.backends.cpu.kernels import (  # noqa: F401
@@ -80,41 +78,6 @@ def call_with(jit: Jit, name: str, **values: Any) -> None:
     code = asm.freeze().code
     entry = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     entry(jit.address(name))(code.ctypes.data, 0, 1)
-
-
-HALVES_AT = {
-    **dict.fromkeys((dt.Q4_1, dt.Q5_1, dt.Q4_K, dt.Q5_K), (0, 2)),
-    dt.Q2_K: (80, 82), dt.Q3_K: (108,), dt.Q6_K: (208,), dt.TQ1_0: (52,), dt.TQ2_0: (64,),
-}  # fmt: skip
-"""Where in their blocks types have scales, float16, if not at the beginning alone."""
-
-
-def raw_weight(
-    dtype: DType, n: int, k: int, seed: int = 0, among: Sequence[int] = range(256)
-) -> Array:
-    """Random storage of W [n, k]: any codes, or bytes of them `among` these, finite scales of
-    ordinary size."""
-    rng = np.random.default_rng(seed)
-    if not dtype.is_block:
-        numbers = rng.normal(size=(n, k)).astype(np.float32)
-        if dtype is dt.BF16:
-            return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return numbers.astype(dtype.np).view(np.uint8)
-    raw = rng.choice(np.array(among, np.uint8), (n, dtype.row_bytes(k)))
-    blocks = raw.reshape(-1, dtype.block_bytes)
-    scales = (rng.normal(size=(len(blocks), 2)) * 0.01).astype(np.float16)
-    if dtype is dt.MXFP4:
-        blocks[:, 0] = rng.integers(118, 126, len(blocks))
-    elif dtype is dt.NVFP4:
-        blocks[:, :4] = rng.integers(8, 40, (len(blocks), 4))
-    elif dtype is dt.IQ1_M:  # four bits of it above those of other scales
-        quarters = scales[:, :1].view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
-        words = np.ascontiguousarray(blocks[:, 48:]).view(np.uint16)
-        blocks[:, 48:] = ((words & 0xFFF) | (quarters << np.uint16(12))).view(np.uint8)
-    else:
-        for i, at in enumerate(HALVES_AT.get(dtype, (0,))):
-            blocks[:, at : at + 2] = scales[:, i : i + 1].view(np.uint8)
-    return raw
 
 
 def packed_weight(dtype: DType, raw: Array, n: int, k: int) -> Array:

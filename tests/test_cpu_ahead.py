@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_calls import raw_weight
+from stored_weights import raw_weight
 from test_cpu_pages import resident
 
 from ggraph import Graph, Session, dtypes, input, open_backend, ops, weight

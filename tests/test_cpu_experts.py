@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from cpu_calls import Array, activations, call, packed_weight, product, raw_weight
+from cpu_calls import Array, activations, call, packed_weight, product
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_weights import raw_weight
 
 from ggraph.backends.cpu.kernels import amx
 from ggraph.backends.cpu.kernels.matmul_id import BUCKETS

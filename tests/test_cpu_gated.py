@@ -13,11 +13,11 @@ from cpu_calls import (
     call_with,
     packed_weight,
     product,
-    raw_weight,
     variants,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_weights import raw_weight
 from test_cpu_experts import EXPERTS, chosen, one_behind_another
 
 from ggraph.backends.cpu.codegen.isa import host

@@ -8,10 +8,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from cpu_calls import activations, call, call_with, packed_weight, product, raw_weight, variants
+from cpu_calls import activations, call, call_with, packed_weight, product, variants
 from guard_pages import guarded
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_weights import raw_weight
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph import dtype as dt

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_calls import call, call_with, packed_weight, raw_weight, variants
+from cpu_calls import call, call_with, packed_weight, variants
+from stored_weights import raw_weight
 
 from ggraph.backends.cpu.codegen.jit import Jit
 from ggraph.backends.cpu.kernels.tiles import LAYOUTS, FloatLayout, packed_bytes

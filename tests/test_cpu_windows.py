@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cpu_calls import raw_weight
+from stored_weights import raw_weight
 
 from ggraph import Graph, Options, Session, input, open_backend, ops, state, weight
 from ggraph.backends.cpu import cpu_spec

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cuda_host import HostDriver, need_compiler
 from cuda_kit import bytes_of, need_driver, opened, over, place, room, run
+from stored_weights import raw_weight
 
 from ggraph import Graph, Session, ops
 from ggraph import dtype as dt
@@ -20,29 +21,6 @@ from ggraph.tensor import Array, input, weight
 
 pytestmark = need_driver
 TYPES = [dt.dtype(name) for name in kernels.WEIGHTS]
-SCALES_AT = {  # where a block's float16 scales stand
-    "q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,), "tq1_0": (52,), "tq2_0": (64,),
-    "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2),
-}  # fmt: skip
-
-
-def raw_weight(dtype: DType, n: int, k: int, seed: int = 0) -> Array:
-    """Random storage of W [n, k]: any codes, finite scales of ordinary size."""
-    rng = np.random.default_rng(seed)
-    if not dtype.is_block:
-        numbers = rng.normal(size=(n, k)).astype(np.float32)
-        if dtype is dt.BF16:
-            return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return numbers.astype(dtype.np).view(np.uint8)
-    raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
-    blocks = raw.reshape(-1, dtype.block_bytes)
-    if dtype is dt.MXFP4:
-        blocks[:, 0] = 120 + blocks[:, 0] % 8
-        return raw
-    for at in SCALES_AT.get(dtype.name, (0,)):
-        scales = (rng.normal(size=(len(blocks), 1)) * 0.01).astype(np.float16)
-        blocks[:, at : at + 2] = scales.view(np.uint8)
-    return raw
 
 
 def decoded(dtype: DType, raw: Array, k: int) -> Array:
@@ -88,8 +66,9 @@ def _bits(x: Array) -> Array:
 
 def widths(dtype: DType) -> list[int]:
     """Columns for the tensor cores (a multiple of 32), and for plain types others too; of some more
-    than the strands of src/tiles.cu take in one turn."""
-    long = {"q8_0": [4448], "q4_k": [4608], "q6_k": [4608], "bf16": [4448]}
+    than the strands of src/tiles.cu take in one turn, and no whole segment at the end."""
+    long = {"q8_0": [4448], "q4_k": [4608], "q6_k": [4608], "bf16": [4448], "iq2_xs": [4608],
+            "nvfp4": [192, 4416], "q1_0": [384, 4480]}  # fmt: skip
     return ([columns(dtype)] if dtype.is_block else [96, 77]) + long.get(dtype.name, [])
 
 
@@ -164,7 +143,7 @@ def test_what_is_added_is_read_where_it_lies(
         assert backend.read(other, 0, r.nbytes).tobytes() == rest.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [dt.F16, dt.Q4_K, dt.Q8_0], ids=str)
+@pytest.mark.parametrize("dtype", [dt.F16, dt.Q4_K, dt.Q8_0, dt.IQ1_M], ids=str)
 def test_experts(dtype: DType) -> None:
     n, k, t, u, e = 10, 768, 3, 2, 4  # columns of several warps
     rng = np.random.default_rng(4)
@@ -204,7 +183,7 @@ def test_rows_that_begin_anywhere_give_the_same_bits(dtype: DType) -> None:
     assert np.abs(got - product(dtype, raw, x)).max() < 1e-4 * np.abs(got).max()
 
 
-@pytest.mark.parametrize("dtype", [dt.BF16, dt.F32, dt.Q4_K, dt.Q6_K], ids=str)
+@pytest.mark.parametrize("dtype", [dt.BF16, dt.F32, dt.Q4_K, dt.Q6_K, dt.IQ3_S, dt.NVFP4], ids=str)
 def test_a_pair_of_token_and_expert_has_the_same_bits_in_any_company(dtype: DType) -> None:
     """More pairs than one pass takes, experts without any, and an id that does not exist."""
     n, k, t, u, e = 21, 768, 13, 2, 5

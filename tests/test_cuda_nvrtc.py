@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ggraph import dtype
 from ggraph.backends.cuda import kernels, nvrtc
 from ggraph.errors import BackendError
+from ggraph.formats import grids
 
 ARCHES = ("sm_80", "sm_90")
 sys.path.append(str(Path(__file__).parent.parent / "scripts"))
@@ -120,6 +122,18 @@ def test_a_macro_has_one_meaning() -> None:
     shared = {name for h in kernels.headers().values() for name in defined(h)} - left
     sources = [*kernels.PLAIN_SOURCES, *kernels.TEMPLATES]
     assert not {s: twice for s in sources if (twice := defined(kernels.text(f"{s}.cu")) & shared)}
+
+
+def test_grids_go_where_they_are_looked_up() -> None:
+    """And into no other unit; four numbers are half a word, by which an instruction chooses."""
+    weights = {name for name in kernels.WEIGHTS if kernels.GRID in kernels.headers(name)}
+    assert weights == set(grids.OF) and kernels.GRID not in kernels.headers()
+    for name, grid in grids.OF.items():
+        declared, _, numbers = kernels.headers(name)[kernels.GRID].partition(" = {")
+        words = np.array(numbers.removesuffix("};\n").split(", "), np.uint16)
+        places = words[:, None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+        assert np.array_equal(places.reshape(-1, grid.width), grids.places(grid)), name
+        assert declared == f"TABLE u16 PLACES[{len(words)}]"
 
 
 def test_waiting_is_an_instruction_where_launches_begin_early() -> None:

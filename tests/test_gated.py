@@ -11,7 +11,7 @@ import pytest
 from cuda_host import COMPILER, FIRST_ALONE, HostDriver
 from cuda_kit import DEVICE, need_driver, opened, place, room, run
 from program_kit import executor, mutated, run_parts
-from test_cuda_matmul import raw_weight
+from stored_weights import raw_weight
 
 from ggraph import dtype as dt
 from ggraph import ops

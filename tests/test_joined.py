@@ -10,7 +10,7 @@ import pytest
 from cuda_host import COMPILER
 from cuda_kit import DEVICE, need_driver, opened, run
 from program_kit import run_parts
-from test_cuda_matmul import raw_weight
+from stored_weights import raw_weight
 
 from ggraph import dtype as dt
 from ggraph import ops

@@ -43,6 +43,11 @@ IQ2_XXS, IQ2_XS, IQ2_S = (Grid(rows, 8, TWO) for rows in (256, 512, 1024))
 IQ3_XXS, IQ3_S = Grid(256, 4, THREE), Grid(512, 4, (1, 3, 5, 7, 9, 11, 13, 15))
 IQ1 = Grid(2048, 8, (-1, 0, 1))
 FILE = (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1)
+OF = {
+    "iq2_xxs": IQ2_XXS, "iq2_xs": IQ2_XS, "iq2_s": IQ2_S, "iq3_xxs": IQ3_XXS, "iq3_s": IQ3_S,
+    "iq1_s": IQ1, "iq1_m": IQ1,
+}  # fmt: skip
+"""The grid of each type that has one."""
 
 
 @cache

@@ -128,7 +128,7 @@ def read_iq1_m(b: Array) -> Array:
 
 def ue4m3_halves() -> Array:
     """Half of what each byte means as a scale without sign, float16 [256], exactly. 127 is
-    no number and means 0; the uppermost bit means nothing."""
+    no number and means 0; else the uppermost bit means nothing."""
     codes = np.arange(256) & 127
     steps = np.where(codes < 8, codes, (8 + codes % 8) * np.exp2(np.maximum(codes // 8, 1) - 1.0))
     steps[127] = 0

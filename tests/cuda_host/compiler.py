@@ -29,15 +29,19 @@ FLAGS = ("-std=c++17", "-O1", "-fno-ipa-ra", "-ffp-contract=off", "-fno-strict-a
 @cache
 def library(unit: Unit) -> ctypes.CDLL:
     """A unit compiled for the host."""
-    return compiled(str(unit.source), unit.text, unit.defines)
+    return compiled(str(unit.source), unit.text, unit.type, unit.defines)
 
 
-def compiled(name: str, text: str, defines: str = "") -> ctypes.CDLL:
+def compiled(name: str, text: str, type_name: str = "", defines: str = "") -> ctypes.CDLL:
     """Kernels compiled for the host; kept by the hash of their sources."""
     entries = "\n".join(f"HOST_ENTRY({k})" for k in kernels.declared(text))
-    files = {**kernels.headers(), "shim.h": SHIM.read_text(), "unit.cpp": f"{text}\n{entries}\n"}
+    files = {
+        **kernels.headers(type_name),
+        "shim.h": SHIM.read_text(),
+        "unit.cpp": f"{text}\n{entries}\n",
+    }
     key = hashlib.sha256("\0".join([*files.values(), defines, *FLAGS]).encode()).hexdigest()[:16]
-    folder = BUILT / f"{name}-{defines.rpartition('=')[2] or 'plain'}-{key}"
+    folder = BUILT / f"{name}-{type_name or 'plain'}-{key}"
     if not (folder / "unit.so").is_file():
         _compile(folder, defines, files)
     return ctypes.CDLL(str(folder / "unit.so"))

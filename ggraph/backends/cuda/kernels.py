@@ -12,9 +12,12 @@ from importlib import resources
 from struct import calcsize, pack
 from typing import Any
 
+import numpy as np
+
 from ggraph import dtype
 from ggraph.backends.cuda import nvrtc
 from ggraph.errors import BackendError
+from ggraph.formats import grids
 
 WEIGHTS: tuple[str, ...] = tuple(
     t.name for t in dtype.ALL if t.is_block or t in (dtype.F32, dtype.F16, dtype.BF16)
@@ -32,9 +35,10 @@ PLAIN_SOURCES: tuple[str, ...] = (
     "rope", "rows", "softmax", "sort",
 )  # fmt: skip
 HEADERS = (
-    "common.cuh", "blocks.cuh", "codes.cuh", "delay.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh",
-    "units.cuh",
+    "common.cuh", "blocks.cuh", "codes.cuh", "delay.cuh", "iquants.cuh", "lanes.cuh", "pieces.cuh",
+    "parts.cuh", "units.cuh",
 )  # fmt: skip
+GRID = "grid.cuh"  # made here, for units of types whose blocks hold indices of a grid's rows
 FOLLOW = "FOLLOW();"  # of src/common.cuh: a launch that began early waits there
 _HEAD = re.compile(
     r"\bKERNEL(?:_OF\([^)]*\))?\s+(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)(?:\s*(?P<brace>\{))?"
@@ -146,14 +150,24 @@ def text(file: str) -> str:
     return (resources.files(__package__) / "src" / file).read_text(encoding="utf-8")
 
 
-def headers() -> dict[str, str]:
-    """The header files by name."""
-    return {name: text(name) for name in HEADERS}
+def headers(type_name: str = "") -> dict[str, str]:
+    """The header files by name; with that of its grid, where units of this type need one."""
+    found = {name: text(name) for name in HEADERS}
+    grid = grids.OF.get(type_name)
+    return found if grid is None else {**found, GRID: _table(grid)}
+
+
+@cache
+def _table(grid: grids.Grid) -> str:
+    """A grid as src/iquants.cuh wants it: four places a word, low ones first."""
+    fours = grids.places(grid).reshape(-1, 4).astype(int)
+    words = (fours << np.array([0, 4, 8, 12])).sum(axis=1)
+    return f"TABLE u16 PLACES[{len(words)}] = {{{', '.join(map(str, words))}}};\n"
 
 
 def code(unit: Unit, arch: str) -> bytes:
     """Its machine code, from the cache where it is there. Raises BackendError as `nvrtc.build`."""
-    return nvrtc.build(f"{unit.source}.cu", unit.text, headers(), arch, unit.defines)
+    return nvrtc.build(f"{unit.source}.cu", unit.text, headers(unit.type), arch, unit.defines)
 
 
 @cache

@@ -134,9 +134,10 @@ DEV u32 bits_to_bytes(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u
 // Block types. `four` gives four stored codes from value e of a row on, one a byte, e a multiple of
 // four. Codes of BITS bits mean their number less RAISED; without BITS, `bytes` says what four mean.
 // Types that have `Scales` unpack those of half a block at a time, and have `four` of value e of a half.
+// Those that look codes up in a table need more registers.
 struct Block {
   static const int BITS = 0, RAISED = 0;
-  static const bool UNPACKS = false;
+  static const bool UNPACKS = false, LOOKS_UP = false;
 };
 
 // Types of 32 values: value e % 32 is in the low or high nibble of one of 16 bytes.
@@ -396,6 +397,37 @@ struct tq2_0 : Block {
     return four_bytes<BYTES>(b + e / 128 * 32 + e % 32) >> e % 128 / 32 * 2 & 0x03030303u;
   }
 };
+
+// Sixteen values have a scale of eight bits: seven of the form of float16 with a shorter fraction.
+struct nvfp4 : Block {
+  static const int BLOCK = 64, BYTES = 36, SPAN = 16;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
+    const u32 code = row[c / 8 * BYTES + c % 8 / 2];  // 127 means 0, 255 does not
+    *step = code == 127 ? 0.0f : half_to_float((u16)((code & 127) << 7)) * 128.0f;
+  }
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 64 * BYTES;
+    return word_at(b + 4 + e % 64 / 16 * 8 + e % 8) >> e % 16 / 8 * 4 & 0x0f0f0f0fu;
+  }
+  DEV u32 bytes(u32 codes) { return fp4_levels(codes); }
+};
+// A bit is d or, where it is not set, -d.
+struct q1_0 : Block {
+  static const int BLOCK = 128, BYTES = 18, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
+    *step = half_at(row + c / 16 * BYTES);
+  }
+  DEV u32 four(const u8* row, int e) {
+    return bits_to_bytes((u32)row[e / 128 * BYTES + 2 + e % 128 / 8] >> e % 8);
+  }
+  DEV u32 bytes(u32 codes) { return codes | (codes ^ 0x01010101u) * 255; }
+};
+
+#if __has_include("grid.cuh")  // where WEIGHT is an i-quant (see `headers` of kernels.py)
+#include "iquants.cuh"
+#endif
 
 // What four stored codes mean, as signed bytes.
 template <class T>

@@ -123,12 +123,12 @@ template <class T, int AT_ONCE, int BEHIND, class Add>
 DEV void each_group(const u8* const (&rows)[2], int left, Add add) {
   const int t = threadIdx.x % 4;
 #pragma unroll(BEHIND)
-  for (int half = 0; half < 2 && (T::BLOCK != 32 || 4 * half < left); ++half) {
+  for (int half = 0; half < 2 && (T::BLOCK == 256 || 4 * half < left); ++half) {
     // By four(row, value of the half segment) and scale(group of the half, row, span, ..).
     auto four_groups = [&](auto four, auto scale) {
 #pragma unroll AT_ONCE
       for (int i = 0; i < 4; ++i) {
-        if (T::BLOCK == 32 && 4 * half + i >= left) return;
+        if (T::BLOCK < 256 && 4 * half + i >= left) return;
         Coded<T> held;
         hold<T>([&](int r, int h) { return four(r, 32 * i + 16 * h + 4 * t); },
                 [&](int r, int s, float* step, float* floor) { scale(i, r, s, step, floor); }, held);

@@ -222,7 +222,8 @@ DEV void stream_of(Place place, int tiles, const X& rows, i64 k, int first, Stag
                              (const u8*)(quads + (g + 8) * S::PITCH)};
 #pragma unroll
         for (int r = 0; r < 2 && !S::ALIGNED; ++r) mine[r] += off[r] + at * S::BYTES & 15;
-        each_group<T, TIMES != 1 ? 1 : T::SPAN == 16 ? 2 : 4, TIMES == 1 && NEAR ? WRITTEN_OUT : 1>(
+        constexpr int AT_ONCE = TIMES != 1 ? 1 : T::SPAN == 16 || T::LOOKS_UP ? 2 : 4;
+        each_group<T, AT_ONCE, TIMES == 1 && NEAR ? WRITTEN_OUT : 1>(
             mine, groups - SEGMENT * at, [&](int i, const Coded<T>& held) {
               int from = x + CODED_QUADS * i;
 #pragma unroll
