@@ -54,7 +54,7 @@ def test_a_file_is_as_large_as_the_published_one(name: str, size: float) -> None
 def test_weights_of_every_type_are_of_one_size(dtype: dtypes.DType) -> None:
     rows = random_model.rows_of(dtype, 64, 512, np.random.default_rng(0))
     values = dequantize(rows, dtype)
-    assert 0.9 < values.std() / random_model.SIZE < 1.25
+    assert 0.8 < values.std() / random_model.SIZE < 1.25  # scales of 8 bits are far apart
     assert abs(values.mean()) < random_model.SIZE / 2  # codes of two bits need not lie evenly
 
 
