@@ -25,7 +25,7 @@ from models.serve.generation import Generation
 from models.serve.inbox import Ended, Inbox
 from models.serve.worker import Ticket
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, GAP = "/v1/chat/completions", "/v1/completions", "/infill"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,10 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     (TEXT, {"n": 2, "best_of": 3}, "best_of"),
     ("/v1/responses", {"background": True}, "background"),
     ("/v1/responses", {"truncation": "auto"}, "truncation"),
+    *((GAP, body, *body) for body in (
+        {"grammar": 'root ::= "a"'}, {"json_schema": {}}, {"lora": [{"id": 0, "scale": 0.5}]},
+        {"going_on": {"id": "ab", "created": 1}}, {"min_tokens": 3},
+    )),
 ]  # fmt: skip
 REFUSAL = {"type": "refusal", "refusal": "No."}
 ABLE: list[tuple[str, dict[str, Any]]] = [
@@ -150,6 +154,7 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": TALK, "max_tokens": 2},
     TEXT: {"prompt": "ab", "max_tokens": 2},
     "/v1/responses": {"input": "ab", "max_output_tokens": 2},
+    GAP: {"input_prefix": "ab", "input_suffix": "c", "n_predict": 2},
 }
 
 
@@ -255,6 +260,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((path, {"logit_bias": {"-1": 1}}, "logit_bias: token '-1', expected 0 to 319")
       for path in (CHAT, TEXT, "/v1/responses")),
     (TEXT, {"prompt": 5}, "prompt: Input should be a valid string or a valid array"),
+    (GAP, {"input_prefix": [97]}, "input_prefix: Input should be a valid string"),
+    (GAP, {"input_extra": [{"text": 5}]}, "input_extra.0.text: Input should be a valid string"),
+    (GAP, {"n_cmpl": 99}, "n_cmpl: Input should be less than or equal to 64"),
+    (GAP, {"input_prefix": "ab"}, "input_prefix: this model has no tokens for filling in"),
     (TEXT, {"prompt": ["a"] * 65},
      "prompt: List should have at most 64 items after validation, not 65"),
     ("/v1/embeddings", {"input": ["a"] * 3000},
