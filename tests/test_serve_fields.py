@@ -233,6 +233,12 @@ SHOWN = {"role": "user", "content": [{"type": "input_image", "image_url": "data:
 TEXT_ONLY = "this model reads text only, expected 'text'"
 SELF = "schema: no text can follow it, since a $ref leads back to itself"
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+UNIQUE: dict[str, Any] = {
+    "type": "object", "required": ["on"], "additionalProperties": False,
+    "properties": {"on": {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3,
+                          "uniqueItems": True}},
+}  # fmt: skip
+ADVICE = 'no grammar here holds that: leave it out, or say "strict": false to have the rest held'
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [SEEN]}, f"messages.0.content.1.type: {TEXT_ONLY}"),
     ("/v1/responses", {"input": [SHOWN]}, f"input.0.content.0.type: {TEXT_ONLY}"),
@@ -290,6 +296,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, form({"$ref": "#"}), SELF),
     (CHAT, form({"allOf": [{"$ref": "#"}]}), SELF),
     (TEXT, form(LOOP), SELF),
+    *((path, form(UNIQUE), f'schema: Unimplemented keys: ["uniqueItems"]: {ADVICE}')
+      for path in (CHAT, TEXT)),
 ]  # fmt: skip
 
 
@@ -303,11 +311,23 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+LOOSE = {"type": "json_schema", "name": "a", "schema": UNIQUE, "strict": False}
+FORMS += [
+    *((path, body) for path in (CHAT, TEXT) for body in (
+        {"response_format": {"type": "json_schema", "json_schema": LOOSE}},
+        {"response_format": LOOSE}, {"response_format": {**LOOSE, "type": "json_object"}},
+    )),
+    ("/v1/responses", {"text": {"format": LOOSE}}),
+    (CHAT, {"response_format": LOOSE, "tools": [TOOL], "logit_bias": {"123": 100}}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("path", "body"), FORMS)
 def test_a_schema_is_followed_wherever_it_stands(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
-    """As OpenAI has it, and as llama-server and others do."""
+    """As OpenAI has it, and as llama-server and others do; one that is not strict in all that a
+    grammar can hold."""
     limit = "max_output_tokens" if "text" in body else "max_tokens"
     reply = WEB.post(server.url + path, json={**ASKED[path], **body, limit: 30}).json()
     if path == "/v1/responses":

@@ -160,9 +160,9 @@ class Service:
     def form(self, wanted: ResponseFormat | None) -> Callable[[], Form] | None:
         """The form of an answer. Refused for a schema that cannot be followed."""
         schema = schema_of(wanted)
-        if schema is None:
+        if schema is None or wanted is None:
             return None
-        form = self.grammars.json_schema(schema)
+        form = self.grammars.json_schema(schema, lenient=wanted.lenient)
         if "$ref" in str(schema):  # else what no text can follow is known by now
             self._check(form.fresh())
         return form.fresh

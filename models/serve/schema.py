@@ -61,11 +61,19 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form that an answer must have. A schema may stand in it, or in `json_schema`."""
+    """The form that an answer must have. A schema may stand in it, or in `json_schema`. One that is
+    not `strict` is followed as far as that can be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @property
+    def lenient(self) -> bool:
+        """Whether what no grammar can hold is passed over."""
+        strict = self.strict if self.json_schema is None else self.json_schema.strict
+        return strict is False
 
 
 class Lane(Body):
