@@ -125,6 +125,18 @@ def ids_of(server: Server, *parts: str | int) -> list[int]:
     return found
 
 
+KINDS = {
+    "index": int, "content": str, "stop": bool, "model": str, "stop_type": str,
+    "stopping_word": str, "tokens_predicted": int, "tokens_evaluated": int, "tokens_cached": int,
+    "has_new_line": bool, "truncated": bool, "timings": dict,
+}  # fmt: skip
+TIMINGS = {"cache_n"} | {
+    f"{name}_{of}"
+    for name in ("prompt", "predicted")
+    for of in ("n", "ms", "per_token_ms", "per_second")
+}
+
+
 def test_an_editor_hears_what_the_best_tokens_say(filling: tuple[Server, tuple[str, ...]]) -> None:
     """As with `suffix`; what stands before the gap in its line is part of what stands before."""
     server, _ = filling
@@ -135,6 +147,9 @@ def test_an_editor_hears_what_the_best_tokens_say(filling: tuple[Server, tuple[s
         assert found["tokens_evaluated"] == plain["usage"]["prompt_tokens"]
         assert found["tokens_predicted"] == plain["usage"]["completion_tokens"]
         assert found["stop"] is True and found["truncated"] is False
+        assert {k: type(v) for k, v in found.items()} == KINDS
+        numbers = found["timings"].values()
+        assert set(found["timings"]) == TIMINGS and all(n >= 0 for n in numbers)
         end = {"stop": "eos", "length": "limit"}[plain["choices"][0]["finish_reason"]]
         assert (found["stop_type"], found["stopping_word"]) == (end, "")
 
@@ -181,7 +196,7 @@ def test_llama_vim_is_answered(filling: tuple[Server, tuple[str, ...]]) -> None:
     asked = {
         **ahead, "input_prefix": "def f(a):\n", "input_suffix": "\n", "prompt": "    return ",
         "n_predict": 16, "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9,
-        "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 250,
+        "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 30000,
         "response_fields": LLAMA_VIM,
     }  # fmt: skip
     del asked["temperature"]
@@ -193,9 +208,7 @@ def test_llama_vim_is_answered(filling: tuple[Server, tuple[str, ...]]) -> None:
     assert found["tokens_cached"] > sum(len(f["text"]) for f in files)  # a byte is a token here
     whole = filled(server, **{k: v for k, v in asked.items() if k != "response_fields"})
     assert whole["content"] == found["content"]
-    assert all(
-        found[f"timings/{name}_n"] == whole["timings"][f"{name}_n"] for name in ("predicted",)
-    )
+    assert found["timings/predicted_n"] == whole["timings"]["predicted_n"] > 0
     timings = whole["timings"]
     assert timings["cache_n"] + timings["prompt_n"] == whole["tokens_evaluated"]
     for name in ("prompt", "predicted"):

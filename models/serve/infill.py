@@ -86,13 +86,16 @@ class Infill:
         service.check_room(1, body)
         gap = fitted(service.m.tokenizer, body, service.context)
         service.text_ids(gap.ids, "prompt")
+        # What was begun elsewhere must come to be said again, however long that takes
+        begun = body.going_on is not None and body.going_on.lanes
+        seconds = 0.0 if begun else max(0, body.t_max_predict_ms) / 1000
         wanted = Wanted(
-            body.n_predict, form=service.form(body.response_format), stem=gap.stem,
+            body.n_predict,
+            form=service.form(body.response_format),
+            stem=gap.stem,
             best=body.temperature is None,
-            stream=partial(
-                GapStream, indent=body.n_indent, seconds=max(0, body.t_max_predict_ms) / 1000
-            ),
-        )  # fmt: skip
+            stream=partial(GapStream, indent=body.n_indent, seconds=seconds),
+        )
         dialect = self.generation.dialect(body, chat=False)
         return lambda: Filling(service.answer([gap.ids], body, wanted), dialect, body, cut=gap.cut)
 

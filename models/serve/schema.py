@@ -269,7 +269,6 @@ class InfillRequest(Sampling):
         Field(default_factory=list)
     )
     lora: Annotated[Any, only([])] = None
-    going_on: Annotated[Any, only()] = None
 
 
 class EmbeddingsRequest(Body):
