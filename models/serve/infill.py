@@ -48,7 +48,8 @@ class GapStream(TextStream):
         now = time.monotonic()
         self._begun = self._begun or now
         text = self._shown(super().push(token))
-        if self._seconds and self._lines and now - self._begun > self._seconds:
+        late = self._seconds and now - self._begun > self._seconds
+        if late and self._lines and self.stopped is None:
             self._over = True
         return text
 

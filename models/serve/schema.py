@@ -263,7 +263,7 @@ class InfillRequest(Sampling):
     n: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, validation_alias=AliasChoices("n_cmpl", "n")
     )
-    n_indent: OrNull[Annotated[int, Field(ge=0, le=1 << 16)]] = 0
+    n_indent: OrNull[Annotated[int, Field(ge=0, le=1024)]] = 0
     t_max_predict_ms: OrNull[Annotated[int, Field(ge=-1, lt=1 << 31)]] = 0
     response_fields: OrNull[Annotated[list[Annotated[str, Field(max_length=256)]], items(64)]] = (
         Field(default_factory=list)
