@@ -19,7 +19,7 @@ SCHEMA = {
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-CHAT, TEXT, RESPONSES, MESSAGES = ANSWERS
+CHAT, TEXT, RESPONSES, MESSAGES, GAP = ANSWERS
 OFF = {"speculative": {"off": True}}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (TEXT, {"prompt": "abc", "max_tokens": 24, "temperature": 0, "logit_bias": ENDLESS}),
@@ -71,6 +71,17 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+GAPS: dict[str, tuple[str, dict[str, Any]]] = {  # for models with tokens for filling in
+    "a gap": (GAP, {"input_prefix": "ab", "input_suffix": "cd", "n_predict": 20, "n": 2, **WIDE}),
+    "a gap of lines": (
+        GAP,
+        {
+            "input_prefix": "ab", "input_suffix": "cd", "n_predict": 40, "n_indent": 1, **WIDE,
+            "logit_bias": {"10": 9, "32": 12}, "stop": ["xyz"],
+        },
+    ),
+}  # fmt: skip
 
 
 def words(raw: bytes) -> Any:

@@ -12,6 +12,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": TALK, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": TALK},
     "/v1/embeddings": {"input": "ab"},
+    "/infill": {"input_prefix": "ab", "input_suffix": "c", "n_predict": 2},
     "/tokenize": {"content": "ab"},
     "/detokenize": {"tokens": [97]},
 }
@@ -25,6 +26,8 @@ FIELDS = [
     "grammar", "json_schema", "functions", "modalities", "parallel_tool_calls", "best_of",
     "chat_template_kwargs", "background", "truncation", "dimensions", "parse_special",
     "system", "stop_sequences", "thinking", "output_config",
+    "input_prefix", "input_suffix", "input_extra", "n_predict", "n_cmpl", "n_indent",
+    "t_max_predict_ms", "response_fields", "lora",
 ]  # fmt: skip
 FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
 SCHEMAS: list[Any] = [
@@ -54,14 +57,15 @@ VALUES: list[Any] = [
     [{"name": "f", "input_schema": {"type": "object"}}], {"type": "any"}, {"type": "tool"},
     [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}],
     [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}],
-    [{"type": ["x"]}], "required", "auto", "none", "json", "mean",
+    [{"type": ["x"]}], [{"filename": "a.py", "text": "ab" * 40}] * 30, [{"text": None}],
+    ["content", "timings/prompt_n", "/", "a/b"], "required", "auto", "none", "json", "mean",
 ]  # fmt: skip
 
 
-def request(seed: int) -> tuple[str, bytes]:
-    """An address and a body."""
+def request(seed: int, path: str = "") -> tuple[str, bytes]:
+    """An address, unless it is given, and a body."""
     r = random.Random(seed)
-    path = r.choice(list(SOUND))
+    path = path or r.choice(list(SOUND))
     body = dict(SOUND[path])
     for _ in range(r.randint(0, 3)):
         body[r.choice(FIELDS)] = r.choice(VALUES)

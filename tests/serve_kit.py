@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,17 @@ class Server:
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+        return _client(self.url, self.key)
 
     def end(self) -> int:
         """Its status, once it has ended as a signal asks it to."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)
+
+
+@cache  # to make one takes the processor as long as a small answer
+def _client(url: str, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
 def started(path: Path, *options: str) -> Server:

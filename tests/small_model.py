@@ -56,13 +56,13 @@ def small_model(
     return path
 
 
-def learnable_model(folder: Path) -> Path:
+def learnable_model(folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
     """A small model whose next token follows mostly from the last one, so that it can be learnt.
 
     The layers of a random model add noise that no head could foresee: theirs is turned down, and
-    the output matrix is the embedding with its rows exchanged.
+    the output matrix is the embedding with its rows exchanged. `changes` as in `small_model`.
     """
-    checkpoint = open_checkpoint(small_model(folder / "plain.gguf"))
+    checkpoint = open_checkpoint(small_model(folder / "plain.gguf", changes))
     tensors = {}
     for name, t in checkpoint.tensors.items():
         quiet = name.endswith(("attn_output.weight", "ffn_down.weight"))

@@ -397,7 +397,7 @@ def test_any_metadata_loads_or_fails_cleanly(changes, kind):
 KEYS = ["tokenizer.chat_template", *(f"tokenizer.ggml.{name}" for name in (
     "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token",
     "add_space_prefix", *(f"{r}_token_id" for r in ("bos", "eos", "eot", "eom", "unknown")),
-    "fim_pre_token_id", "fim_sep_token_id",
+    "fim_pre_token_id", "fim_sep_token_id", "prefix_token_id",
 )), *(f"tokenizer.huggingface.{name}" for name in (
     "prepend_scheme", "prefix_token_ids", "lstrip_token_ids", "rstrip_token_ids", "normalizer",
 ))]  # fmt: skip
@@ -437,6 +437,24 @@ def test_end_tokens():
     assert ends("</s>", "<|tool_response>") == {"<|tool_response>"}
     assert ends("y", eot=1, eom=0, eos=99) == {"y", "a"}
     assert ends() == set()
+
+
+def test_a_file_says_which_tokens_fill_in():
+    """Its ids go before what texts look like, the newer key before the older, -1 says nothing."""
+
+    def fim(**roles):
+        tokens = ["a", "b", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "c"]
+        named = {f"tokenizer.ggml.{r}_token_id": i for r, i in roles.items()}
+        keys = {"model": "gpt2", "merges": [], "tokens": tokens}
+        t = Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in keys.items()} | named)
+        assert t.special_ids >= set(t.vocabulary.fim.values())
+        return t.vocabulary.fim
+
+    texts = {"fim_pre": 2, "fim_suf": 3, "fim_mid": 4}
+    assert fim() == fim(fim_pre=-1, prefix=6) == texts
+    assert fim(fim_pre=0, fim_sep=5) == texts | {"fim_pre": 0, "fim_sep": 5}
+    assert fim(prefix=1, suffix=2, middle=3) == {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3}
+    assert fim(fim_pre=0, prefix=1) == texts | {"fim_pre": 0}
 
 
 def write_hf_byte_level(folder):

@@ -128,7 +128,10 @@ def test_lists_and_vectors_are_too(server: Server) -> None:
         TypeAdapter(CreateEmbeddingResponse).validate_json(reply.content, strict=True)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+OF_OPENAI = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+
+
+@pytest.mark.parametrize("path", [*OF_OPENAI, "/infill"])
 def test_errors_are_objects_with_four_fields(server: Server, path: str) -> None:
     error = WEB.post(server.url + path, json={"model": "m"}).json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

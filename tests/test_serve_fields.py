@@ -25,7 +25,7 @@ from models.serve.generation import Generation
 from models.serve.inbox import Ended, Inbox
 from models.serve.worker import Ticket
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, GAP = "/v1/chat/completions", "/v1/completions", "/infill"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,10 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     (TEXT, {"n": 2, "best_of": 3}, "best_of"),
     ("/v1/responses", {"background": True}, "background"),
     ("/v1/responses", {"truncation": "auto"}, "truncation"),
+    *((GAP, body, *body) for body in (
+        {"grammar": 'root ::= "a"'}, {"json_schema": {}}, {"lora": [{"id": 0, "scale": 0.5}]},
+        {"min_tokens": 3},
+    )),
 ]  # fmt: skip
 REFUSAL = {"type": "refusal", "refusal": "No."}
 ABLE: list[tuple[str, dict[str, Any]]] = [
@@ -150,6 +154,7 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": TALK, "max_tokens": 2},
     TEXT: {"prompt": "ab", "max_tokens": 2},
     "/v1/responses": {"input": "ab", "max_output_tokens": 2},
+    GAP: {"input_prefix": "ab", "input_suffix": "c", "n_predict": 2},
 }
 
 
@@ -228,6 +233,12 @@ SHOWN = {"role": "user", "content": [{"type": "input_image", "image_url": "data:
 TEXT_ONLY = "this model reads text only, expected 'text'"
 SELF = "schema: no text can follow it, since a $ref leads back to itself"
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+UNIQUE: dict[str, Any] = {
+    "type": "object", "required": ["on"], "additionalProperties": False,
+    "properties": {"on": {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3,
+                          "uniqueItems": True}},
+}  # fmt: skip
+ADVICE = 'no grammar here holds that: leave it out, or say "strict": false to have the rest held'
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [SEEN]}, f"messages.0.content.1.type: {TEXT_ONLY}"),
     ("/v1/responses", {"input": [SHOWN]}, f"input.0.content.0.type: {TEXT_ONLY}"),
@@ -255,6 +266,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((path, {"logit_bias": {"-1": 1}}, "logit_bias: token '-1', expected 0 to 319")
       for path in (CHAT, TEXT, "/v1/responses")),
     (TEXT, {"prompt": 5}, "prompt: Input should be a valid string or a valid array"),
+    (GAP, {"input_prefix": [97]}, "input_prefix: Input should be a valid string"),
+    (GAP, {"input_extra": [{"text": 5}]}, "input_extra.0.text: Input should be a valid string"),
+    (GAP, {"n_cmpl": 99}, "n_cmpl: Input should be less than or equal to 64"),
+    (GAP, {"input_prefix": "ab"}, "input_prefix: this model has no tokens for filling in"),
     (TEXT, {"prompt": ["a"] * 65},
      "prompt: List should have at most 64 items after validation, not 65"),
     ("/v1/embeddings", {"input": ["a"] * 3000},
@@ -281,6 +296,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, form({"$ref": "#"}), SELF),
     (CHAT, form({"allOf": [{"$ref": "#"}]}), SELF),
     (TEXT, form(LOOP), SELF),
+    *((path, form(UNIQUE), f'schema: Unimplemented keys: ["uniqueItems"]: {ADVICE}')
+      for path in (CHAT, TEXT)),
 ]  # fmt: skip
 
 
@@ -294,11 +311,23 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+LOOSE = {"type": "json_schema", "name": "a", "schema": UNIQUE, "strict": False}
+FORMS += [
+    *((path, body) for path in (CHAT, TEXT) for body in (
+        {"response_format": {"type": "json_schema", "json_schema": LOOSE}},
+        {"response_format": LOOSE}, {"response_format": {**LOOSE, "type": "json_object"}},
+    )),
+    ("/v1/responses", {"text": {"format": LOOSE}}),
+    (CHAT, {"response_format": LOOSE, "tools": [TOOL], "logit_bias": {"123": 100}}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("path", "body"), FORMS)
 def test_a_schema_is_followed_wherever_it_stands(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
-    """As OpenAI has it, and as llama-server and others do."""
+    """As OpenAI has it, and as llama-server and others do; one that is not strict in all that a
+    grammar can hold."""
     limit = "max_output_tokens" if "text" in body else "max_tokens"
     reply = WEB.post(server.url + path, json={**ASKED[path], **body, limit: 30}).json()
     if path == "/v1/responses":

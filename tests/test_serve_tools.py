@@ -142,6 +142,36 @@ def test_a_form_that_becomes_too_dear_is_refused_and_no_end(
     assert refused.startswith("schema: ") == (count > 50)
 
 
+UNIQUE = {"type": "array", "items": {"type": "null"}, "uniqueItems": True}
+LISTED = {"x": {**UNIQUE, "uniqueItems": False}}
+OBJECT = {"type": "object", "additionalProperties": False}
+ALIKE: list[tuple[Any, bool, str, bool]] = [  # a schema, whether it is lenient, JSON, if it passes
+    (LISTED["x"], False, "[null, null]", True), ({"anyOf": [LISTED["x"]]}, False, "[null]", True),
+    ({**OBJECT, "properties": LISTED}, False, '{"x": [null, null]}', True),
+    ({**OBJECT, "properties": LISTED}, False, '{"x": [1]}', False),
+    ({**OBJECT, "properties": {"uniqueItems": False}}, False, '{"uniqueItems": 1}', False),
+    ({"const": {"uniqueItems": False}}, False, '{"uniqueItems": false}', True),
+    ({"const": {"uniqueItems": False}}, False, "{}", False),
+    (UNIQUE, True, "[null, null]", True), (UNIQUE, True, "[1]", False),
+    ({"not": {"type": "null"}}, True, "null", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "lenient", "text", "passes"), ALIKE)
+def test_what_a_schema_says_that_nothing_holds(
+    grammars: tuple[Grammars, Tokenizer], schema: Any, lenient: bool, text: str, passes: bool
+) -> None:
+    """It is refused, unless it asks for nothing or need not be held; all else is held."""
+    made, tokenizer = grammars
+    matcher = made.json_schema(schema, lenient=lenient).matcher
+    ids = tokenizer.encode(text, bos=False)
+    fits = matcher.validate_tokens(ids) == len(ids)
+    assert (fits and matcher.consume_tokens(ids) and matcher.is_accepting()) == passes
+    if lenient:
+        with pytest.raises(Refused, match="no grammar here holds that"):
+            made.json_schema(schema)
+
+
 # ----- how it is read
 
 READING = Reading(FUNCTIONS, HERMES)

@@ -202,6 +202,13 @@ FIM = {
 ROLES = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
 
 
+def as_of_old(keys: dict[str, Any]) -> dict[str, Any]:
+    """With the names that GGUF had for the first three roles before."""
+    old = dict(zip(ROLES, ("prefix", "suffix", "middle"), strict=False))
+    named = {f"tokenizer.ggml.{r}_token_id": f"tokenizer.ggml.{o}_token_id" for r, o in old.items()}
+    return {named.get(k, k): v for k, v in keys.items()}
+
+
 @pytest.mark.parametrize("name", FIM)
 def test_tokens_for_filling_in_are_markers_wherever_they_come_from(
     name: str, tmp_path: Path
@@ -215,8 +222,10 @@ def test_tokens_for_filling_in_are_markers_wherever_they_come_from(
     for role, i in zip(ROLES, ids, strict=False):
         assert keys[f"tokenizer.ggml.{role}_token_id"] == i
     renamed = [f"<{i}>" if t in texts else t for i, t in enumerate(keys["tokenizer.ggml.tokens"])]
-    by_id = Ours.from_gguf(keys | {"tokenizer.ggml.tokens": renamed})
-    for t in (Ours.from_hf(folder), Ours.from_gguf(keys), by_id):
+    nameless = keys | {"tokenizer.ggml.tokens": renamed}
+    by_id, by_old = Ours.from_gguf(nameless), Ours.from_gguf(as_of_old(nameless))
+    for t in (Ours.from_hf(folder), Ours.from_gguf(keys), by_id, by_old):
+        assert t.vocabulary.fim == dict(zip(ROLES, ids, strict=False))
         shown = [t.vocabulary.tokens[i] for i in ids]
         assert (
             t.special_ids >= set(ids) and t.eos_ids >= set(ids[3:]) and not t.eos_ids & {*ids[:3]}

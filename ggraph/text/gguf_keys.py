@@ -39,7 +39,6 @@ from ggraph.text.vocab import (
     USER_DEFINED,
     Vocabulary,
     end_ids,
-    fim_ids,
     phi3_strips,
 )
 
@@ -174,7 +173,7 @@ def _roles(v: Vocabulary) -> dict[str, int]:
     named = [_closing(v), v.eos_id]
     others = sorted(v.eos_ids - end_ids(v.tokens, named))
     ends = dict.fromkeys(i for i in (*named, *others) if i is not None)
-    roles = {"bos": v.bos_id, "unknown": v.unk_id, **fim_ids(v.tokens)}
+    roles = {"bos": v.bos_id, "unknown": v.unk_id, **v.fim}
     roles |= dict(zip(("eos", "eot", "eom"), ends, strict=False))
     return {f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items() if i is not None}
 

@@ -24,6 +24,7 @@ from ggraph.text.vocab import (
     byte_level_pieces,
     byte_token_piece,
     end_ids,
+    fim_ids,
     markers,
     spm_pieces,
     value_of,
@@ -177,6 +178,7 @@ def _vocabulary(
         lstrip=lstrip,
         rstrip=rstrip,
         normalizer=encoder.normalizer(),
+        fim=fim_ids(tokens),
     )
 
 

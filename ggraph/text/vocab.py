@@ -7,7 +7,7 @@ Legend: V tokens in the vocabulary.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -61,11 +61,14 @@ FIM_TEXTS = {
         " <|middle|> <[fim-middle]> [MIDDLE]"
     ),
     "fim_pad": _words("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
-    # Of these two only what llama.cpp takes for the end of an answer, as it does.
+    # Before a repository's name and before a file's: of their texts only those that llama.cpp
+    # takes for the end of an answer.
     "fim_rep": _words("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
     "fim_sep": _words("<|file_sep|>"),
 }
 _FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # a chat never goes on after these
+# What GGUF called these roles before
+_OLD_ROLES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 # Of gpt-oss and Gemma 4: llama.cpp and its converter call these text, since its readers of answers
 # look for them there. Here their ids are looked for (stream.py), so that nobody can type one.
 _PART_TEXTS = _words(
@@ -86,7 +89,8 @@ class Vocabulary:
     a text into, where the text begins with it, `always` before each, both unless one stands there,
     or before `every` one whatever it begins with (and is taken off again). `lstrip` and `rstrip`:
     markers that take the white space before and behind them. `normalizer`: Unicode's normal form
-    that text is brought to. A hole in the ids has an empty text and no bytes.
+    that text is brought to. `fim`: ids for filling in the middle by GGUF's role (`fim_pre`), of
+    roles that there are. A hole in the ids has an empty text and no bytes.
     """
 
     tokens: Texts
@@ -104,6 +108,7 @@ class Vocabulary:
     lstrip: frozenset[int] = frozenset()
     rstrip: frozenset[int] = frozenset()
     normalizer: NormalForm | None = None
+    fim: Mapping[str, int] = field(default_factory=dict)
 
 
 def byte_chars() -> tuple[str, ...]:
@@ -180,6 +185,10 @@ def vocabulary_from_gguf(
     tokens = _token_texts(metadata)
     types = _token_types(metadata, len(tokens))
     named = {r: _named_id(metadata, r, len(tokens)) for r in _ROLES}
+    for role, old in _OLD_ROLES.items():
+        if named[role] is None:
+            named[role] = _named_id(metadata, old, len(tokens))
+    fim = {r: i for r in FIM_TEXTS if (i := named[r]) is not None}
     if not byte_level:
         named = {**_spm_defaults(tokens), **{r: i for r, i in named.items() if i is not None}}
     ends = end_ids(tokens, (named.get(r) for r in ("eos", "eot", "eom", *_FIM_ENDS)))
@@ -208,6 +217,7 @@ def vocabulary_from_gguf(
         rstrip=frozenset(_listed_ids(metadata, RSTRIP, len(tokens)))
         or phi3_strips(metadata, tokens, control | user_defined),
         normalizer=_one_of(metadata, NORMALIZER, get_args(NormalForm), None),
+        fim={**fim_ids(tokens), **fim},
     )
 
 

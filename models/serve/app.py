@@ -31,6 +31,7 @@ from .engine import Service
 from .errors import REQUEST_ID, Refused, as_reply, ending, of_validation, request_id
 from .generation import Asked, Generation
 from .guard import Guard
+from .infill import Infill
 from .metrics import Metrics
 from .protocol import WIRE
 from .replies import Events
@@ -54,6 +55,7 @@ class Api:
     metrics: Metrics = field(init=False)
     kept: Responses = field(init=False)
     anthropic: Messages = field(init=False)
+    gaps: Infill = field(init=False)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class Api:
         self.metrics = Metrics(self.service.worker.batch)
         self.generation = Generation(self.service, self.metrics)
         self.anthropic = Messages(self.generation)
+        self.gaps = Infill(self.generation)
         s = self.service.settings
         self.kept = Responses(self.generation, Conversations(s.kept, s.kept_bytes))
 
@@ -77,6 +80,11 @@ class Api:
         else:
             begin = await run_in_threadpool(self.generation.completion, body)
         return await _reply(request, begin(), self.generation.events, self.generation.whole)
+
+    async def infill(self, request: Request) -> Response:
+        """POST /infill."""
+        asked = await self._begun(request, schema.InfillRequest, self.gaps.prepared)
+        return await _reply(request, asked, self.gaps.events, self.gaps.whole)
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
@@ -211,7 +219,7 @@ class Gone(Exception):
     """The client went away."""
 
 
-async def _while_there(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+async def _while_there(request: Request, work: Awaitable[Any]) -> Any:
     """The result of `work`, which is given up where nobody waits for it any more."""
 
     async def gone() -> None:
@@ -234,7 +242,7 @@ async def _reply(
     request: Request,
     asked: A,
     events: Callable[[A, Wire | None], Events],
-    whole: Callable[[A], Coroutine[Any, Any, dict[str, Any]]],
+    whole: Callable[[A], Coroutine[Any, Any, Any]],
 ) -> Response:
     """The answers in the form of an address, as they come or whole."""
     journal = asked.answers.journal
@@ -301,6 +309,7 @@ def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
     posts = {
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.completions,
+        "/infill": api.infill,
         "/v1/responses": api.responses,
         "/v1/responses/input_tokens": api.input_tokens,
         "/v1/responses/{id}/cancel": api.cancel_response,

@@ -31,7 +31,6 @@ from ggraph.serving.text import Plain, Request
 from ggraph.serving.texts import Limits
 from ggraph.text.prompt import prompt_ids, sewn_prompt
 from ggraph.text.stream import THINK, THOUGHT, TextStream
-from ggraph.text.vocab import fim_ids
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
@@ -40,6 +39,7 @@ from ..registry import Model
 from ..run.drafting import goes_on
 from ..run.load import Loaded
 from .errors import TOO_LONG, Refused
+from .gaps import LETTERS_PER_TOKEN, marks_of, with_gap
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
 from .schema import ResponseFormat, Sampling, Speculative
@@ -54,7 +54,6 @@ LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
 BEYOND = "exceeds the available context size of"  # as llama-server says, for who looks at words
 WAY = "(`ggraph serve -c` sets another)"  # to have a longer context
-LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter, "lookup": PromptLookup,
 }  # fmt: skip
@@ -86,6 +85,8 @@ class Wanted:
     shown: frozenset[int] = frozenset()  # special tokens that are text
     thinking: bool | None = None  # whether the prompt has opened a thought; None: all is text
     called: bool = False  # whether the answer is calls, in which no stop string is looked for
+    best: bool = False  # whether the first answer to a prompt takes the best tokens
+    stream: Callable[..., TextStream] = TextStream  # of what an answer says
 
 
 @dataclass(eq=False)
@@ -160,9 +161,9 @@ class Service:
     def form(self, wanted: ResponseFormat | None) -> Callable[[], Form] | None:
         """The form of an answer. Refused for a schema that cannot be followed."""
         schema = schema_of(wanted)
-        if schema is None:
+        if schema is None or wanted is None:
             return None
-        form = self.grammars.json_schema(schema)
+        form = self.grammars.json_schema(schema, lenient=wanted.lenient)
         if "$ref" in str(schema):  # else what no text can follow is known by now
             self._check(form.fresh())
         return form.fresh
@@ -229,23 +230,18 @@ class Service:
     def gap_ids(
         self, before: str | Sequence[int], behind: str, *, special: bool = False
     ) -> list[int]:
-        """Token ids of a text with a gap, as models are asked to fill it in: what stands before it,
-        what stands behind, and where it begins. Refused where the vocabulary has no tokens for
-        these, as for `text_ids`."""
-        t = self.m.tokenizer
-        found = fim_ids(t.vocabulary.tokens)
-        marks = [found[r] for r in ("fim_pre", "fim_suf", "fim_mid") if r in found]
-        if len(marks) < 3:
-            raise Refused("suffix: this model has no tokens for filling in", param="suffix")
+        """Token ids of a text with a gap, as models are asked to fill it in, behind what every
+        prompt begins with. Refused where the vocabulary has no tokens for these, as for
+        `text_ids`."""
+        t, parts = self.m.tokenizer, list[Sequence[int]]()
+        marks = marks_of(t, "suffix")
         for part in (before, behind):
             self.check_letters(len(part), "prompt")
-        ids = t.encode("")  # what every prompt begins with
-        for mark, part in zip(marks, (before, behind, ""), strict=True):
-            ids.append(mark)
+        for part in (before, behind):
             if isinstance(part, str):
                 part = t.encode(part, special=special, bos=False, most=self.context)
-            ids += part
-        return self.text_ids(ids)
+            parts.append(part)
+        return self.text_ids([*t.encode(""), *with_gap(marks, *parts)])
 
     def check_letters(self, count: int, param: str) -> None:
         """Refused where so many letters of a field cannot fit."""
@@ -277,11 +273,11 @@ class Service:
         count = body.n or 1
         journal = journal_of(body.going_on, self.m.model.vocab_size)
         said = Inbox(eager=bool(body.stream) or journal is not None)
-        config, tickets = self._config(body), list[Ticket]()
-        requests = []
+        config, tickets, requests = self._config(body), list[Ticket](), []
+        first = replace(config, temp=0.0) if wanted.best else config
         for i, ids in enumerate(p for p in prompts for _ in range(count)):
             ticket = Ticket(i, said)
-            own = replace(config, seed=(config.seed or 0) + i % count) if i % count else config
+            own = replace(config, seed=(config.seed or 0) + i % count) if i % count else first
             told = [] if journal is None else journal.told(i)
             requests.append(self._request(ticket, ids, own, body, wanted, told))
             tickets.append(ticket)
@@ -327,7 +323,7 @@ class Service:
         stops = () if wanted.called else body.stops
         voice = AnswerVoice(
             sampler,
-            TextStream(m.tokenizer, stops, wanted.shown, wanted.thinking),
+            wanted.stream(m.tokenizer, stops, wanted.shown, wanted.thinking),
             frozenset() if body.ignore_eos else m.tokenizer.eos_ids,
             lambda saying: self.worker.hear(ticket, saying),
             self._bias(body),

@@ -214,11 +214,13 @@ class Generation:
         belong to their text. Refused where the form cannot be followed."""
         grammars, special = self.service.grammars, notation.special(self.service.m.tokenizer)
         schema = schema_of(asked.response_format)
+        lenient = asked.response_format is not None and asked.response_format.lenient
         grammar = answer_grammar(
             tools, notation, special,
             demanded=demanded(asked.tool_choice),
             several=asked.parallel_tool_calls is not False,
             schema=schema,
+            lenient=lenient,
             thinking=thinking,
         )  # fmt: skip
         form = grammars.lark(grammar, "tools")

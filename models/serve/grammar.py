@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ from .schema import ResponseFormat
 
 MOST_SCHEMA = 1 << 16  # bytes of a schema
 ANY_OBJECT = {"type": "object"}
+ADVICE = 'no grammar here holds that: leave it out, or say "strict": false to have the rest held'
+# Of a schema's keys, those that hold schemas by names of somebody's own, and those that hold none
+NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+VALUES = frozenset(("const", "enum", "default", "examples"))
 # One way to space JSON: a model that is free to may go on with spaces for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # What llguidance says of a schema within a grammar, where in that this is, and the lines around it
@@ -60,9 +65,19 @@ class Grammars:
         words = TokenizerWrapper(_Words(tokenizer))
         self._tokenizer = LLTokenizer(words, n_vocab=width, eos_token=ends)
 
-    def json_schema(self, schema: dict[str, Any]) -> "GrammarForm":
-        """JSON that a schema describes. Refused for one that is none, or takes too much."""
-        text = dumped(schema)
+    def json_schema(self, schema: dict[str, Any], *, lenient: bool = False) -> "GrammarForm":
+        """JSON that a schema describes, where `lenient` as far as a grammar can hold that. Refused
+        for one that is none, takes too much, or says what no grammar can hold."""
+        try:
+            return self._json(schema, lenient)
+        except Refused as error:
+            with suppress(Refused):
+                if not lenient and self._json(schema, True):
+                    error = Refused(f"{error}: {ADVICE}", param=error.param)
+            raise error from None
+
+    def _json(self, schema: dict[str, Any], lenient: bool) -> "GrammarForm":
+        text = dumped(schema, lenient=lenient)
         try:
             grammar = LLMatcher.grammar_from_json_schema(text)
         except ValueError as error:
@@ -138,9 +153,26 @@ def dumped(schema: dict[str, Any], *, lenient: bool = False) -> str:
     """A schema with its spacing, as text; a `lenient` one is followed as far as that can be.
     Refused where it is too long, or nested too deep."""
     try:
-        text = json.dumps({**schema, "x-guidance": {**SPACING, "lenient": lenient}})
+        told = _asking(schema) if "uniqueItems" in str(schema) else schema
+        text = json.dumps({**told, "x-guidance": {**SPACING, "lenient": lenient}})
     except (ValueError, RecursionError) as error:
         raise Refused(f"schema: {error}", param="response_format") from None
     if len(text) > MOST_SCHEMA:
         raise Refused(f"schema: expected at most {MOST_SCHEMA} bytes, got {len(text)}")
     return text
+
+
+def _asking(schema: Any) -> Any:
+    """A schema without `uniqueItems` where that is false: it asks for nothing, and llguidance
+    refuses it."""
+    if isinstance(schema, list):
+        return [_asking(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {k: v for k, v in schema.items() if k != "uniqueItems" or v is not False}
+    for key, value in found.items():
+        if key in NAMED and isinstance(value, dict):
+            found[key] = {name: _asking(part) for name, part in value.items()}
+        elif key not in VALUES:
+            found[key] = _asking(value)
+    return found

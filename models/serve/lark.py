@@ -13,9 +13,11 @@ from .grammar import MOST_SCHEMA, dumped
 @dataclass
 class Lark:
     """The rules of a grammar. `special` are the ids of texts that are special tokens, which no
-    regular expression and no other text matches."""
+    regular expression and no other text matches. A text's own schema is followed as far as that can
+    be where it is `lenient`."""
 
     special: Mapping[str, int]
+    lenient: bool = False
     rules: dict[str, str] = field(
         default_factory=lambda: {"TEXT": "/(.|\\n)*/", "WS": "/[ \\n]{1,4}/"}
     )

@@ -205,7 +205,9 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
         "max_tokens": body.max_output_tokens,
         "logprobs": body.chances, "top_logprobs": body.top_logprobs,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
-        "response_format": ResponseFormat(type=form.type, schema_=form.schema_),
+        "response_format": ResponseFormat(
+            type=form.type, schema_=form.schema_, strict=form.strict
+        ),
     }  # fmt: skip
     return ChatRequest.model_construct(**{**body.shared, **more})
 

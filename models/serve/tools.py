@@ -37,14 +37,15 @@ def answer_grammar(
     demanded: bool = False,
     several: bool = True,
     schema: dict[str, Any] | None = None,
+    lenient: bool = False,
     thinking: bool | None = None,
 ) -> str:
     """Text and then calls of these functions, or one where there are not to be `several`, in Lark's
-    notation. Where one is `demanded`, there is it alone; where text has a `schema`, there is either
-    text or calls. `special` are the ids of what is a special token. Thoughts come before all, as
-    the notation has them, or in `<think>` where `thinking` is what streams are told: one comes, or
-    may; it is neither text nor calls, whatever it says."""
-    lark = Lark(special)
+    notation. Where one is `demanded`, there is it alone; where text has a `schema`, which may be
+    `lenient`, there is either text or calls. `special` are the ids of what is a special token.
+    Thoughts come before all, as the notation has them, or in `<think>` where `thinking` is what
+    streams are told: one comes, or may; it is neither text nor calls, whatever it says."""
+    lark = Lark(special, lenient)
     opening, closing = lark.spaced(notation.opening), lark.spaced(notation.closing)
     if notation.unseen in special:
         opening = f"{lark.literal(notation.unseen)}?"
@@ -82,7 +83,7 @@ def _start(
     """Text, of a terminal or a schema, or calls, or where there is a marker both."""
     marker = notation.marker
     if schema is not None:
-        formed = f"%json {lark.counted(schema, lenient=False)}"
+        formed = f"%json {lark.counted(schema, lenient=lark.lenient)}"
         return f"{lark.literal(notation.said)} {formed} | {opening} calls"
     if notation.said:  # how calls are shown is no text, so that it is read as what it is
         plain = lark.without("PLAIN", f"(.|\\n)*{re.escape(marker)}(.|\\n)*")
