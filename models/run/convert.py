@@ -6,6 +6,7 @@ Keys and tensor names are those that llama.cpp reads. Llama's q and k rows are r
 half-split to interleaved rotary pairs, as every llama GGUF has them.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, InputError, ModelError, dtypes
+from ggraph.errors import FormatWarning
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
 
-from ..architecture import Architecture, by_pairs
-from ..blocks import YARN
+from ..architecture import Architecture, by_pairs, with_own_scales
 from ..config import DecoderConfig
 from ..eagle3 import Head
 from ..families.gemma4 import GEMMA4
@@ -29,13 +30,20 @@ from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
+from ..rotation import YARN
 
 Progress = Callable[[str, int, int], None]  # tensor name, done, of
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
     "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "tq1_0": 36, "tq2_0": 37,
-    "mxfp4": 38,
+    "mxfp4": 38, "nvfp4": 39,
+}  # fmt: skip
+KEPT = "nvfp4"  # of whose files all that is not in these codes is F16
+# Whose matrices llama.cpp multiplies by their scales; of others it passes over these (2026-10).
+SCALED = {
+    "cohere2", "gemma4", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen35",
+    "qwen35moe", "qwen3moe", "qwen3next",
 }  # fmt: skip
 _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
@@ -48,13 +56,22 @@ _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_
 def model_to_gguf(
     model: Model, out: Path, type_name: str, progress: Progress | None = None
 ) -> None:
-    """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
+    """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk;
+    FormatWarning where llama.cpp will make another model of it."""
     a, c = ARCHITECTURES[model.config.architecture], model.config
     metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
     metadata.update(gguf_pooling(model.checkpoint, a.gguf))
-    tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
-    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+    held = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
+    tensors = list(_typed(held, type_name, progress))
+    if a.gguf not in SCALED and any(t.scale is not None for t in tensors):
+        warnings.warn(
+            f"{out}: llama.cpp passes over scales of matrices of {a.gguf!r}, so that its texts "
+            "mean nothing; other types than nvfp4 have them in the matrices",
+            FormatWarning,
+            stacklevel=2,
+        )
+    write_gguf(out, metadata, tensors)
 
 
 def told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
@@ -123,7 +140,8 @@ def head_to_gguf(
     if c.norm_output or c.fc_norm:
         metadata.update({"eagle3.norm_output": c.norm_output, "eagle3.fc_norm": c.fc_norm})
     metadata.update(tokenizer_keys(target))
-    tensors = list(_typed(_normal_order(head.catalogue, c.decoder, "normal"), type_name, progress))
+    held = _normal_order(with_own_scales(dict(head.catalogue)), c.decoder, "normal")
+    tensors = list(_typed(held, type_name, progress))
     if c.draft_vocab_size != c.decoder.vocab_size:
         ids = np.asarray(head.target_ids, np.int64)
         tensors.append(RawTensor("d2t", dtypes.I64, ids.shape, ids))
@@ -176,8 +194,10 @@ def _typed(
         if progress is not None:
             progress(name, i, len(everything))
         wanted = tensor_type(name, t.shape, type_name)
+        if type_name == KEPT and t.dtype is not dtypes.NVFP4:
+            wanted = tensor_type(name, t.shape, "f16")
         if t.dtype is wanted:  # whole rows move, so raw blocks can be re-ordered too
-            yield RawTensor(name, wanted, t.shape, order(np.asarray(t.data)))
+            yield RawTensor(name, wanted, t.shape, order(np.asarray(t.data)), t.scale)
         else:
             yield stored(name, order(t.float32()), wanted)
 
