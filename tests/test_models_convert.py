@@ -14,7 +14,7 @@ from test_models_heads import EXPECTED, HEAD, TINY, logits
 
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
-from ggraph.errors import ModelError
+from ggraph.errors import InputError, ModelError
 from ggraph.formats.quantise import WRITABLE
 from ggraph.formats.quants import dequantize
 from models.eagle3 import Head
@@ -75,6 +75,11 @@ def test_a_model_in_every_type(name: str, wide: Model, tmp_path: Path) -> None:
     got = again.catalogue["blk.0.ffn_up.weight"].float32()
     bits = 8 * tensor_type("blk.0.ffn_up.weight", kept.shape, name).row_bytes(WIDTH) / WIDTH
     assert np.abs(got - kept).mean() < 0.1 * 2.0 ** (2.2 - min(bits, 8.0))
+
+
+def test_nvfp4_is_kept_and_not_made(wide: Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="type 'nvfp4' keeps matrices that are in it; here are"):
+        model_to_gguf(wide, tmp_path / "out.gguf", KEPT)
 
 
 def test_which_tensors_a_mix_keeps_finer() -> None:

@@ -190,6 +190,8 @@ def _typed(
     progress: Progress | None,
 ) -> Iterator[RawTensor]:
     everything = list(tensors)
+    if type_name == KEPT and all(t.dtype is not dtypes.NVFP4 for _, t, _ in everything):
+        raise InputError(f"type {KEPT!r} keeps matrices that are in it; here are none")
     for i, (name, t, order) in enumerate(everything):
         if progress is not None:
             progress(name, i, len(everything))
