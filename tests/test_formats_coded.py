@@ -577,24 +577,15 @@ def test_integers_may_have_zeros_and_groups_in_any_order(tmp_path: Path) -> None
         assert np.array_equal(found["x.weight"].float32(), expected)
 
 
+@pytest.mark.parametrize("method", ["four bits", "nvfp4"])
 @pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny2/phi3"])
-def test_adapters_fit_folders_in_codes(name: str, tmp_path: Path) -> None:
+def test_adapters_fit_folders_in_codes(name: str, method: str, tmp_path: Path) -> None:
     """As people train them; Phi-3's matrices are several of ours each."""
-    config = json.loads((GOLDEN / name / "config.json").read_text())
-    coded, dense = {}, {}
-    for title, t in load_file(GOLDEN / name / "model.safetensors").items():
-        made, values = four_bits(title, t) if is_linear(title, t) else ({title: plain(t)}, None)
-        coded |= made
-        dense[title] = plain(t) if values is None else ("F32", values)
     adapter = GOLDEN / "lora" / name.partition("/")[2]
     ids = np.load(adapter / "expected.npz")["ids"].tolist()
-    told = {**config, "quantization_config": W4}
     found = [
-        logits_of(adapted(open_model(hf), [(adapter / "whole", 1.0)]), ids)
-        for hf in (
-            write_stored(tmp_path / "coded", told, coded),
-            write_stored(tmp_path / "dense", config, dense),
-        )
+        logits_of(adapted(model, [(adapter / "whole", 1.0)]), ids)
+        for model in coded_and_dense(name, method, tmp_path)
     ]
     assert spread_error(found[0], found[1]) < TOLERANCE
     bare = logits_of(open_model(tmp_path / "coded"), ids)
