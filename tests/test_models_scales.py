@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_kit import GOLDEN, spread_error
+from golden_kit import GOLDEN, TOLERANCE, spread_error
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
+from test_models_eagle1 import first_head
 from test_sharded import CUT, IDS, World
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
@@ -159,13 +160,16 @@ def drafted(path: Path, head_path: Path) -> tuple[list[int], list[Array]]:
     return found
 
 
-HEADS = ("eagle3_for_llama_tied", "dflash", "assistant", QWEN, EXPERTS, GLM)
+HEADS = ("eagle1", "eagle3_for_llama_tied", "dflash", "assistant", QWEN, EXPERTS, GLM)
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_drafts_know_of_scales(kind: str, tmp_path: Path) -> None:
     """Of the head's own matrices, of the draft layer's, and of those that the target lends."""
-    sources = {"eagle3_for_llama_tied": "tiny/llama_tied", "dflash": "tiny/qwen3_qknorm"}
+    sources = {
+        "eagle1": "tiny/llama_tied", "eagle3_for_llama_tied": "tiny/llama_tied",
+        "dflash": "tiny/qwen3_qknorm",
+    }  # fmt: skip
     source, head = GOLDEN / sources.get(kind, ""), GOLDEN / "tiny" / kind
     if kind == "assistant":
         source, head = calm_pair(tmp_path / "pair")
@@ -173,16 +177,19 @@ def test_drafts_know_of_scales(kind: str, tmp_path: Path) -> None:
         (source / "config.json").write_text(json.dumps({**config, "num_kv_shared_layers": 3}))
     elif kind == "dflash":
         head = GOLDEN / kind
+    elif kind == "eagle1":
+        (tmp_path / "head").mkdir()
+        head = first_head(tmp_path / "head")
     elif kind not in sources:
         source = with_draft_layer(kind, tmp_path / "hf")
     plain = tmp_path / "plain.gguf"
     model_to_gguf(open_model(source), plain, "f32")
     path = scaled(source, tmp_path / "scaled.gguf")
-    own = kind not in sources and kind not in ("dflash", "assistant")
+    own = kind not in sources and kind != "assistant"
     (text, got), (same, wanted) = (drafted(p, p if own else head) for p in (path, plain))
     assert text == same and len(got) == len(wanted) > 3
-    for a, b in zip(got, wanted, strict=True):
-        assert spread_error(a, b) < ALIKE
+    for a, b in zip(got, wanted, strict=True):  # of what is fed back, too
+        assert spread_error(a, b) < TOLERANCE
 
 
 def test_heads_in_gguf_files_have_scales_of_their_own(tmp_path: Path) -> None:
