@@ -332,7 +332,7 @@ def experts(
 
 
 def expert(s: Step, x: Tensor, chosen: Tensor, name: str, width: int) -> Tensor:
-    """x [T, U or 1, n] through the experts it has, ids [T, U], with scales: [T, U, width]."""
+    """x [T, U or 1, n] through the experts chosen [T, U], with their scales: [T, U, width]."""
     count = s.config.num_experts
     y = ops.mul_mat_id(s.w(f"{name}.weight", count, width, x.shape[-1]), x, chosen, name=name)
     if s.has(f"{name}.scale"):

@@ -1,6 +1,6 @@
 """Folders whose weights are codes, against the libraries that made them.
 
-`golden/coded` holds one Qwen3 of one layer in twenty forms. Codes, scales and the weights that they
+`golden/coded` holds a Qwen3 of one layer in 22 forms. Codes, scales and the weights that they
 stand for are the libraries' own, on a processor: transformers 5.24 (fp8), compressed-tensors 0.20,
 AutoAWQ 0.2.9, GPTQModel 7.7, bitsandbytes 0.50; the logits are transformers' with those weights, in
 float32. GPTQModel multiplies in halves, so that of its values the nearest products were taken.

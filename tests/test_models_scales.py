@@ -87,7 +87,7 @@ def golden_ids(name: str) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_products_are_multiplied_by_their_scales(name: str, tmp_path: Path) -> None:
-    """And again where the file is written anew: with scales, and with these in the matrices."""
+    """And again where the file is written anew, with its scales."""
     model_to_gguf(open_model(GOLDEN / name), tmp_path / "plain.gguf", "f32")
     path, ids = scaled(GOLDEN / name, tmp_path / "scaled.gguf"), golden_ids(name)
     wanted, model = logits(open_model(tmp_path / "plain.gguf"), ids), open_model(path)

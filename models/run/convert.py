@@ -40,7 +40,7 @@ FILE_TYPES = {
     "mxfp4": 38, "nvfp4": 39,
 }  # fmt: skip
 KEPT = "nvfp4"  # of whose files all that is not in these codes is F16
-# Whose matrices llama.cpp multiplies by their scales; of others it passes over these (2026-10).
+# Of which llama.cpp multiplies by scales of matrices; of others it passes over them (2026-10).
 SCALED = {
     "cohere2", "gemma4", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen35",
     "qwen35moe", "qwen3moe", "qwen3next",
@@ -67,7 +67,7 @@ def model_to_gguf(
     if a.gguf not in SCALED and any(t.scale is not None for t in tensors):
         warnings.warn(
             f"{out}: llama.cpp passes over scales of matrices of {a.gguf!r}, so that its texts "
-            "mean nothing; other types than nvfp4 have them in the matrices",
+            "mean nothing; --type f16 has them in the matrices",
             FormatWarning,
             stacklevel=2,
         )
