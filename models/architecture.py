@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes
-from ggraph.formats.checkpoint import RawTensor
-from ggraph.formats.lazy_array import LazyArray, Storage, row_numbers, taken
+from ggraph.formats.checkpoint import RawTensor, scale_name
+from ggraph.formats.lazy_array import LazyArray, Storage, row_numbers, stacked, taken
 from ggraph.ops.rope import MODES
 
 from .blocks import Step
@@ -160,8 +160,8 @@ class Architecture:
         return split(tensors, {**FUSED, **self.fused}, config)
 
     def stored(self, tensors: Tensors, config: DecoderConfig) -> Tensors:
-        """What `build` takes, as GGUF files hold it."""
-        return joined(self.store(tensors, config), self.fused)
+        """What `build` takes, as GGUF files hold it; scales of matrices with these."""
+        return joined(self.store(with_own_scales(tensors), config), self.fused)
 
 
 _FUSED = re.compile(r"blk\.(\d+)\.(.+)\.(\w+)")
@@ -196,9 +196,9 @@ def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: Decode
             raise ModelError(f"{name!r}: expected {sum(sizes)} rows, got {t.shape[0]}")
         rows = row_numbers(t.storage)
         for part, size in zip(parts, sizes, strict=True):
-            title = f"blk.{layer}.{part}.{last}"
+            title, shape = f"blk.{layer}.{part}.{last}", (size, *t.shape[1:])
             own = taken(t.storage, rows[at : at + size])
-            found[title] = RawTensor(title, t.dtype, (size, *t.shape[1:]), own)
+            found[title] = replace(t, name=title, shape=shape, storage=own)
             at += size
     return found
 
@@ -211,10 +211,56 @@ def joined(tensors: Tensors, fused: Mapping[str, tuple[str, ...]]) -> Tensors:
         for first in ends:
             lead, last = first.split(f".{parts[0]}.")
             pieces = [found.pop(f"{lead}.{p}.{last}") for p in parts]
-            title, data = f"{lead}.{role}.{last}", np.concatenate([p.data for p in pieces])
-            shape = (sum(p.shape[0] for p in pieces), *pieces[0].shape[1:])
-            found[title] = RawTensor(title, pieces[0].dtype, shape, data)
+            title = f"{lead}.{role}.{last}"
+            found[title] = together(title, pieces)
     return found
+
+
+def together(title: str, parts: Sequence[RawTensor], axis: int = 0) -> RawTensor:
+    """Tensors as one, one behind the other; those of several types or scales in float32."""
+    first = parts[0]
+    if any(p.dtype is not first.dtype or not _same(p.scale, first.scale) for p in parts):
+        parts = [RawTensor(p.name, dtypes.F32, p.shape, p.float32()) for p in parts]
+    data = np.concatenate([p.data for p in parts], axis)
+    return replace(changed(parts[0], data), name=title)
+
+
+def _same(a: Array | None, b: Array | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def scales_apart(tensors: Tensors) -> Tensors:
+    """Tensors as a graph takes them: scales of matrices are tensors of their own, too. ModelError
+    where a model has one of another shape under that name."""
+    found = dict(tensors)
+    for name, t in tensors.items():
+        if t.scale is None:
+            continue
+        title, scale = scale_name(name), t.scale
+        if title in tensors:  # of the model, for each expert, beside that of the codes
+            own = tensors[title].float32()
+            if own.shape != scale.shape:
+                raise ModelError(f"{title!r}: expected {list(scale.shape)}, got {list(own.shape)}")
+            scale = scale * own
+            found[name] = replace(t, scale=scale)
+        found[title] = RawTensor(title, dtypes.F32, scale.shape, scale)
+    return found
+
+
+def with_own_scales(tensors: Tensors) -> Tensors:
+    """The other way: scales of matrices with these alone."""
+    apart = {scale_name(n) for n, t in tensors.items() if t.scale is not None}
+    return {n: t for n, t in tensors.items() if n not in apart}
+
+
+def stack(title: str, parts: Sequence[RawTensor]) -> RawTensor:
+    """Matrices [n, k] of one type and shape as one tensor [X, n, k], with a scale for each."""
+    first, scale = parts[0], None
+    if any(p.scale is not None for p in parts):
+        one = np.ones(1, np.float32)
+        scale = np.concatenate([one if p.scale is None else p.scale for p in parts])
+    held = stacked([p.storage for p in parts])
+    return RawTensor(title, first.dtype, (len(parts), *first.shape), held, scale)
 
 
 def halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
@@ -225,7 +271,8 @@ def halves(lead: str, parts: Sequence[str], t: RawTensor) -> Tensors:
     each = np.split(row_numbers(t.storage), len(parts), axis=1)
     for part, rows in zip(parts, each, strict=True):
         title, shape = f"{lead}_{part}_exps.weight", (*rows.shape, t.shape[2])
-        found[title] = RawTensor(title, t.dtype, shape, taken(t.storage, rows))
+        own = taken(t.storage, rows)
+        found[title] = replace(t, name=title, shape=shape, storage=own)
     return found
 
 
@@ -240,4 +287,4 @@ def changed(t: RawTensor, data: Storage) -> RawTensor:
 
 def plain(t: RawTensor) -> RawTensor:
     """The same tensor with values that can be put in any order: those of blocks in float32."""
-    return replace(t, dtype=dtypes.F32, storage=t.float32()) if t.dtype.is_block else t
+    return RawTensor(t.name, dtypes.F32, t.shape, t.float32()) if t.dtype.is_block else t

@@ -4,19 +4,19 @@ Legend: T token rows, C visible cache rows, R cache rows, E hidden_size, H heads
 heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
 from ggraph.decode.model import LOG, REPLAYED, StepShape
+from ggraph.formats.checkpoint import scale_name
 
-from .config import SIGMOID, DecoderConfig, Rope
+from .config import SIGMOID, DecoderConfig
 from .groups import limited
+from .rotation import rotate
 
-YARN = "rope_yarn.weight"  # made from the config, and in no file
 DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds (`lora`)
 
 
@@ -114,8 +114,13 @@ class Step:
 
 def embed(s: Step) -> Tensor:
     """Rows of the embedding table for the step's tokens, times its factor: [T, E]."""
-    table = s.w("token_embd.weight", s.config.vocab_size, s.config.hidden_size)
-    return scaled(ops.get_rows(table, s.tokens, name="embd"), s.config.embedding_multiplier)
+    return scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
+
+
+def looked_up(s: Step, table: str) -> Tensor:
+    """Rows of the weight `table` [V, E] for the step's tokens: [T, E]."""
+    held = s.w(table, s.config.vocab_size, s.config.hidden_size)
+    return by_scale(s, ops.get_rows(held, s.tokens, name="embd"), table)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -139,9 +144,10 @@ def layer_norm(s: Step, x: Tensor, name: str, *heads: int) -> Tensor:
 
 
 def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tensor:
-    """x [T, n] times the weight `matrix` [width, n], and what an adapter adds: [T, width]."""
+    """x [T, n] times the weight `matrix` [width, n], with its scale, and what an adapter adds:
+    [T, width]."""
     n, down = x.shape[-1], f"{matrix}{DOWN}"
-    y = ops.mul_mat(s.w(matrix, width, n), x, name=name)
+    y = by_scale(s, ops.mul_mat(s.w(matrix, width, n), x, name=name), matrix)
     if not s.has(down):
         return y
     rank = s.catalogue[down].shape[0]
@@ -149,33 +155,22 @@ def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tens
     return y + ops.mul_mat(s.w(f"{matrix}{UP}", width, rank), few)
 
 
+def by_scale(s: Step, y: Tensor, matrix: str) -> Tensor:
+    """y times the one scale of the weight `matrix`, where the checkpoint has one."""
+    title = scale_name(matrix)
+    one = s.has(title) and tuple(s.catalogue[title].shape) == (1,)
+    return ops.mul(y, s.w(title, 1)) if one else y
+
+
 def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
-    """x [T, n] times `{name}.weight` [width, n], times `{name}.scale` and plus `{name}.bias` where
+    """x [T, n] times `{name}.weight` [width, n], times `{name}.factor` and plus `{name}.bias` where
     present: [T, width]."""
     y = product(s, x, f"{name}.weight", width, name)
-    if s.has(f"{name}.scale"):
-        y = ops.mul(y, s.w(f"{name}.scale", width), name=f"{name}.scaled")
+    if s.has(f"{name}.factor"):
+        y = ops.mul(y, s.w(f"{name}.factor", width), name=f"{name}.multiplied")
     if s.has(f"{name}.bias"):
         y = ops.add(y, s.w(f"{name}.bias", width), name=f"{name}.biased")
     return y
-
-
-def rotate(s: Step, x: Tensor, rope: Rope, name: str, positions: Tensor | None = None) -> Tensor:
-    """Rotary embedding of x [T, heads, D] at `positions`, else at the step's."""
-    factors = None
-    if rope.ext_factor and rope.truncate is False:  # which ggml's rotation knows by factors alone
-        factors = s.w(YARN, rope.n_rot // 2)
-        grown = rope.attn_factor * (1 - 0.1 * math.log(rope.freq_scale))
-        rope = replace(rope, ext_factor=0.0, freq_scale=1.0, attn_factor=grown)
-    elif rope.factors and s.has(rope.factors):
-        factors = s.w(rope.factors, rope.n_rot // 2)
-    return ops.rope(
-        x, s.positions if positions is None else positions, factors, name=name,
-        n_rot=rope.n_rot, mode=rope.mode, n_ctx_orig=rope.n_ctx_orig,
-        freq_base=rope.freq_base, freq_scale=rope.freq_scale,
-        ext_factor=rope.ext_factor, attn_factor=rope.attn_factor,
-        beta_fast=rope.beta_fast, beta_slow=rope.beta_slow,
-    )  # fmt: skip
 
 
 def cached(s: Step, rows: Tensor, name: str) -> Tensor:
@@ -337,9 +332,12 @@ def experts(
 
 
 def expert(s: Step, x: Tensor, chosen: Tensor, name: str, width: int) -> Tensor:
-    """x [T, U or 1, n] through the experts chosen for it, [T, U]: [T, U, width]."""
+    """x [T, U or 1, n] through the experts chosen [T, U], with their scales: [T, U, width]."""
     count = s.config.num_experts
     y = ops.mul_mat_id(s.w(f"{name}.weight", count, width, x.shape[-1]), x, chosen, name=name)
+    if s.has(f"{name}.scale"):
+        each = ops.get_rows(s.w(f"{name}.scale", count).reshape(count, 1), chosen.reshape(-1))
+        y = ops.mul(y, each.reshape(*chosen.shape, 1), name=f"{name}.scaled")
     if s.has(f"{name}.bias"):
         y = ops.add_id(y, s.w(f"{name}.bias", count, width), chosen, name=f"{name}.biased")
     return y

@@ -177,7 +177,6 @@ def outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
     out = blocks.wanted_rows(s, blocks.fed_forward(s, s.asked(residual, last) + mixed, last))
     final = blocks.norm(s, out, "output_norm")
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
-    table = s.w(name, c.draft_vocab_size, c.decoder.hidden_size)
-    logits = ops.mul_mat(table, final)
+    logits = blocks.product(s, final, name, c.draft_vocab_size)
     feedback = final if c.norm_output else out
     return Graph.of({"logits": logits, "feedback": feedback}, name="eagle3 step")

@@ -19,16 +19,26 @@ from ggraph.decode.rows import Chunk
 from ggraph.errors import FormatWarning
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.formats.lazy_array import Storage, stacked
+from ggraph.formats.lazy_array import Storage
 from ggraph.tensor import Kind
 
-from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors, halves
-from .blocks import YARN, Step
+from .architecture import (
+    LAYER_NAMES,
+    NEXT_NAMES,
+    TOP_NAMES,
+    Architecture,
+    Tensors,
+    halves,
+    scales_apart,
+    stack,
+)
+from .blocks import Step
 from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
 from .families import FAMILIES
 from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
+from .rotation import YARN
 
 for _a in FAMILIES:
     register_architecture(_a)
@@ -152,7 +162,7 @@ def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
         found[LONG_FACTORS] = _vector(LONG_FACTORS, rope.long_factors)
     if turns and rope.ext_factor and rope.truncate is False:
         found[YARN] = _vector(YARN, yarn_factors(rope))
-    return {name: t.widened() for name, t in found.items()}
+    return {name: t.widened() for name, t in scales_apart(found).items()}
 
 
 def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
@@ -333,5 +343,4 @@ def _stack(title: str, parts: Mapping[int, RawTensor], count: int) -> RawTensor:
     first = parts[0]
     if any((p.shape, p.dtype) != (first.shape, first.dtype) for p in parts.values()):
         raise ModelError(f"{title}: the experts differ in shape or dtype")
-    each = [parts[i].storage for i in range(count)]
-    return RawTensor(title, first.dtype, (count, *first.shape), stacked(each))
+    return stack(title, [parts[i] for i in range(count)])

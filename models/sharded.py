@@ -27,6 +27,7 @@ import numpy as np
 from ggraph import Graph, ModelError, Tensor, ops, scope
 from ggraph.decode.model import StepShape
 from ggraph.dtype import DType
+from ggraph.formats.checkpoint import SCALE
 from ggraph.formats.lazy_array import Storage, columns_taken, row_numbers, taken
 from ggraph.tensor import Kind
 
@@ -81,6 +82,8 @@ def cut(config: DecoderConfig, stored: Stored, name: str, chunk: int, chunks: in
     """The part of a tensor that a chunk has. ModelError where it cannot be cut so."""
     shape, role = tuple(stored.shape), name.split(".")[-2]
     axis = -1
+    if name.endswith(SCALE):
+        return Cut(shape, stored.dtype)
     if role in ROWS or name in ("output.weight", "token_embd.weight"):
         axis = len(shape) - 2 if len(shape) > 1 else 0
     elif role in COLUMNS and name.endswith(".weight"):
@@ -216,8 +219,7 @@ class Sharding:
                 final = blocks.norm(s, blocks.wanted_rows(s, xs[p]), "output_norm")
             for c in range(p * each, (p + 1) * each):
                 with scope(f"c{c}"):
-                    w = parts[c].w(table, rows, self.config.hidden_size)
-                    found.append(ops.mul_mat(w, final, name="logits"))
+                    found.append(blocks.product(parts[c], final, table, rows, "logits"))
         with scope("d0"):
             logits = ops.concat(found, name="logits.all")  # [M, V]
             if own[0].has("output.bias"):

@@ -54,21 +54,32 @@ from transformers (the version is in its config.json) in float32. What it shows:
 - *CUDA*: launches of a step of 5 and of one of 64 rows that a plan for a GPU leaves to the CPU.
 
 Folders may hold weights in codes, by `quantization_config` or, if they are older, by a
-`quantize_config.json` (GPTQ) or `quant_config.json` (AWQ); any family may, and `convert` writes
-GGUF files of them. Each becomes the smallest type that loses no more than half precision does:
+`quantize_config.json` (GPTQ), `quant_config.json` (AWQ) or `hf_quant_config.json` (ModelOpt); any
+family may, and `convert` writes GGUF files of them. Each becomes the smallest type that loses no
+more than half precision does:
 
 | by `quant_method` | what is read | held as |
 |---|---|---|
 | fp8, fbgemm_fp8 | E4M3 or E5M2 with a scale a tile, row or tensor | F16 |
 | compressed-tensors | FP8 by tensor, channel, tile | F16 |
 | | int8; packed int8 and int4 by channel or group | Q8_0; Q4_0, with zeros Q4_1 |
+| | `nvfp4-pack-quantized`, `mxfp4-pack-quantized` | NVFP4, MXFP4 |
+| modelopt | NVFP4; FP8 with a scale a tensor | NVFP4; F16 |
 | awq | gemm's layout | Q4_1 |
 | gptq | 4 and 8 bits, both versions of zeros; `desc_act` | Q4_0, Q4_1, Q8_0; F16 |
 | bitsandbytes | nf4 and fp4, scales in codes or not; int8 | F16; Q8_0 |
 | mxfp4 | gpt-oss's | MXFP4 |
 
-F16 stands for what has groups that are no multiples of 32 columns, too. Activations are not rounded
-as a folder says, and nothing else of `quantization_config` counts: a weight without codes is plain.
+F16 stands for what has groups that are no multiples of 32 columns, too, and for NVFP4 in rows that
+are no multiples of 64. Activations are not rounded as a folder says, and nothing else of
+`quantization_config` counts: a weight without codes is plain.
+
+NVFP4 has a scale for each matrix beside its codes, by which a product's result is multiplied; in
+GGUF files it stands under a name of its own (`blk.0.attn_q.scale`, of experts one each).
+`convert --type nvfp4` keeps codes and scales; all other types have the scale in the matrix. Of the
+families here llama.cpp (October 2026) multiplies by such scales in Llama, Mixtral, Ministral 3,
+Qwen3, 3.5 and 3-Next, with experts or without, Command R7B, Gemma 4 and Nemotron-H. In others it
+passes over them, or refuses the file, and `convert` says so.
 
 Architectures of one's own: [architectures.md](architectures.md). Real checkpoints of most families
 have not been run by us; speeds of one that has are in [performance.md](performance.md).

@@ -1,4 +1,4 @@
-"""Folders whose weights are codes, written by hand: safetensors of any type, FP8 and 4 bits."""
+"""Folders whose weights are codes, written by hand: safetensors of any type, FP8, FP4, int4."""
 
 import json
 import struct
@@ -20,6 +20,7 @@ W4 = {
     },
 }  # fmt: skip
 TILES = {"quant_method": "fp8", "weight_block_size": [16, 32]}
+FP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
 def read_stored(path: Path) -> Stored:
@@ -109,3 +110,27 @@ def tiles(name: str, t: Array, rows: int, columns: int) -> tuple[Stored, Array]:
         values[part] = table[codes[part]] * scale[at]
     stored: Stored = {name: ("F8_E4M3", codes), f"{name}_scale_inv": plain(scale.astype("<f4"))}
     return stored, values
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nvfp4(name: str, t: Array) -> tuple[Stored, Array]:
+    """A weight [n, k] as ModelOpt stores NVFP4, and its values: in float32 of codes by the scales
+    of 16, by the tensor's, or rounded to halves where rows are not whole blocks of 64."""
+    of = t.astype(np.float32).reshape(len(t), -1, 16)
+    whole = np.float32(max(np.abs(of).max(), 1e-6) / (6 * 448))
+    table = np.array([eight(c, 4, 3) for c in range(0x7F)])  # without a sign
+    steps = np.abs(np.abs(of).max(2)[..., None] / 6 / whole - table).argmin(-1)
+    each = table[steps].astype(np.float32)[..., None]
+    codes = np.abs(of[..., None] / np.maximum(each * whole, 1e-30)[..., None] - E2M1).argmin(-1)
+    flat = codes.reshape(len(t), -1, 2).astype(np.uint8)
+    stored: Stored = {
+        name: ("U8", flat[..., 0] | flat[..., 1] << 4),
+        f"{name}_scale": ("F8_E4M3", steps.astype(np.uint8)),
+        f"{name}_scale_2": ("F32", np.asarray(whole)),
+    }
+    levels = E2M1[codes].astype(np.float32)
+    if t.shape[1] % 64:
+        return stored, (levels * (each * whole)).reshape(t.shape).astype("f2").astype(np.float32)
+    return stored, (levels * each * whole).reshape(t.shape)

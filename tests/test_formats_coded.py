@@ -1,6 +1,6 @@
 """Folders whose weights are codes, against the libraries that made them.
 
-`golden/coded` holds one Qwen3 of one layer in twenty forms. Codes, scales and the weights that they
+`golden/coded` holds a Qwen3 of one layer in 22 forms. Codes, scales and the weights that they
 stand for are the libraries' own, on a processor: transformers 5.24 (fp8), compressed-tensors 0.20,
 AutoAWQ 0.2.9, GPTQModel 7.7, bitsandbytes 0.50; the logits are transformers' with those weights, in
 float32. GPTQModel multiplies in halves, so that of its values the nearest products were taken.
@@ -9,17 +9,20 @@ float32. GPTQModel multiplies in halves, so that of its values the nearest produ
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from coded_kit import (
+    FP4,
     TILES,
     W4,
     eight,
     four_bits,
     is_linear,
+    nvfp4,
     plain,
     read_stored,
     tiles,
@@ -31,27 +34,29 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from ggraph.decode.runner import Runner
-from ggraph.dtype import BF16, E4M3, E5M2, E8M0, F16, F32, Q4_0, Q4_1, Q8_0, DType
-from ggraph.errors import FormatError, GgraphError
+from ggraph.dtype import BF16, E4M3, E5M2, E8M0, F16, F32, MXFP4, NVFP4, Q4_0, Q4_1, Q8_0, DType
+from ggraph.errors import FormatError, FormatWarning, GgraphError
 from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import scale_name
 from ggraph.formats.coded import decoded
 from ggraph.formats.quants import dequantize
 from ggraph.formats.safetensors import read_safetensors
 from ggraph.tensor import Array
 from models.lora import adapted
-from models.registry import Model, open_model
-from models.run.convert import model_to_gguf
+from models.registry import ARCHITECTURES, Model, open_model
+from models.run.convert import SCALED, model_to_gguf
 from models.run.load import open_session
 
 CODED = GOLDEN / "coded"
 KINDS: dict[str, DType] = {
     "awq": Q4_1, "bnb_fp4": F16, "bnb_int8": Q8_0, "bnb_nf4": F16, "ct_fp8_block": F16,
-    "ct_fp8_channel": F16, "ct_fp8_tensor": F16, "ct_w4a16": Q4_0, "ct_w4a16_zeros": Q4_1,
+    "ct_fp8_channel": F16, "ct_fp8_tensor": F16, "ct_mxfp4": MXFP4, "ct_nvfp4": NVFP4,
+    "ct_w4a16": Q4_0, "ct_w4a16_zeros": Q4_1,
     "ct_w8a16": Q8_0, "ct_w8a8": Q8_0, "fp8_e5m2": F16, "fp8_tensor": F16, "fp8_tiles": F16,
     "gptq_4": Q4_0, "gptq_4_order": F16, "gptq_4_v2": Q4_1, "gptq_4_zeros": Q4_1, "gptq_8": Q8_0,
     "gptq_8_zeros": F16,
 }  # fmt: skip
-EXACT = ("ct_w4a16", "ct_w8a16", "ct_w8a8", "gptq_4", "gptq_8")  # scales that halves hold
+EXACT = ("ct_mxfp4", "ct_nvfp4", "ct_w4a16", "ct_w8a16", "ct_w8a8", "gptq_4", "gptq_8")
 # What rounding to halves may move logits by: values by themselves, or the least of a group's all.
 ROUNDED, LEAST = 1e-3, 2e-3
 DOWN = "model.layers.0.mlp.down_proj"
@@ -108,7 +113,9 @@ def test_a_weight_is_the_librarys_own(name: str) -> None:
     if t.dtype is Q4_1:
         most = np.abs(expected.reshape(len(expected), -1, 32)).max(2, keepdims=True)
         most = np.broadcast_to(2 * most, (*most.shape[:2], 32)).reshape(expected.shape)
-    allowed = 0.0 if name in EXACT else most * 2.0**-11 + 2.0**-25
+    allowed = most * (2.0**-22 if t.dtype is NVFP4 else 0.0)  # two factors, or their product
+    if name not in EXACT:
+        allowed = most * 2.0**-11 + 2.0**-25
     assert (np.abs(t.float32() - expected) <= allowed).all()
 
 
@@ -123,6 +130,9 @@ def test_logits_are_those_of_the_weights_that_the_library_unpacked(
     assert spread_error(got, expected["logits"]) < bar
     written = tmp_path / "model.gguf"
     model_to_gguf(open_model(CODED / name), written, "f32")
+    if KINDS[name] is NVFP4:  # matrices by their scales are rounded, as results by them are not
+        assert spread_error(logits(written, ids), got) < TOLERANCE
+        model_to_gguf(open_model(CODED / name), written, "nvfp4")
     assert np.array_equal(logits(written, ids), got)
 
 
@@ -143,29 +153,39 @@ def test_gguf_files_hold_what_was_coded(kind: str, tmp_path: Path) -> None:
 FAMILIES = [n for n in NAMES if n != "tiny2/gpt2"]  # whose matrices no library packs the same way
 
 
-@pytest.mark.parametrize("method", ["tiles", "four bits"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_moves_its_coded_rows_as_plain_ones(
-    name: str, method: str, tmp_path: Path
-) -> None:
-    """Rows, experts and heads are parted, stacked and put in turn by families: codes go along."""
+METHODS: dict[str, dict[str, Any]] = {"tiles": TILES, "four bits": W4, "nvfp4": FP4}
+
+
+def coded_and_dense(name: str, method: str, out: Path) -> tuple[Model, Model]:
+    """A golden model in codes, and of the values that these stand for."""
     config = json.loads((GOLDEN / name / "config.json").read_text())
     coded, dense = {}, {}
     for title, t in load_file(GOLDEN / name / "model.safetensors").items():
         coded[title] = dense[title] = plain(t)
         experts = t.ndim == 3 and "experts" in title and method == "tiles"
         if is_linear(title, t) or experts:
-            made = tiles(title, t, 16, 32) if method == "tiles" else four_bits(title, t)
+            packed = nvfp4 if method == "nvfp4" else four_bits
+            made = tiles(title, t, 16, 32) if method == "tiles" else packed(title, t)
             del coded[title]
             coded |= made[0]
             dense[title] = "F32", made[1]
     assert len(coded) > len(dense)
-    told = {**config, "quantization_config": TILES if method == "tiles" else W4}
-    got, expected = (
-        open_model(write_stored(tmp_path / part, of, tensors))
-        for part, of, tensors in (("coded", told, coded), ("dense", config, dense))
+    told = {**config, "quantization_config": METHODS[method]}
+    return (
+        open_model(write_stored(out / "coded", told, coded)),
+        open_model(write_stored(out / "dense", config, dense)),
     )
-    assert got.catalogue.keys() == expected.catalogue.keys()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_moves_its_coded_rows_as_plain_ones(
+    name: str, method: str, tmp_path: Path
+) -> None:
+    """Rows, experts and heads are parted, stacked and put in turn by families: codes go along."""
+    got, expected = coded_and_dense(name, method, tmp_path)
+    scales = {scale_name(n) for n, t in got.catalogue.items() if t.scale is not None}
+    assert got.catalogue.keys() == expected.catalogue.keys() | scales
     for title, t in expected.catalogue.items():
         held = got.catalogue[title]
         assert held.shape == t.shape
@@ -178,6 +198,31 @@ def test_every_family_moves_its_coded_rows_as_plain_ones(
     assert written[0].keys() == written[1].keys()
     same = (np.array_equal(t.data, written[1][n].data) for n, t in written[0].items())
     assert all(same)
+
+
+FOLDED = ("tiny2/falcon_h1", "tiny2/gemma2")  # whose GGUF files have numbers in some matrices
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_computes_with_nvfp4_and_keeps_it(name: str, tmp_path: Path) -> None:
+    """Products of its graph are multiplied by scales, and a GGUF file has the codes as they were,
+    with a word where llama.cpp will not do so."""
+    got, expected = coded_and_dense(name, "nvfp4", tmp_path)
+    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:16]
+    assert spread_error(logits_of(got, ids), logits_of(expected, ids)) < TOLERANCE
+    knows = ARCHITECTURES[got.config.architecture].gguf in SCALED
+    says = pytest.warns(FormatWarning, match="llama.cpp passes over scales of matrices")
+    with nullcontext() if knows else says:
+        model_to_gguf(got, tmp_path / "coded.gguf", "nvfp4")
+    model_to_gguf(expected, tmp_path / "dense.gguf", "f32")
+    held, dense = (open_model(tmp_path / f"{n}.gguf").catalogue for n in ("coded", "dense"))
+    for title, t in got.catalogue.items():
+        if t.dtype is NVFP4:
+            error = np.abs(held[title].float32() - dense[title].float32())
+            folded = name in FOLDED and held[title].dtype is F16
+            bar = np.abs(dense[title].float32()) * 2.0**-10 + 2.0**-24 if folded else 0.0
+            assert (error <= bar).all(), title
+            assert folded or held[title].dtype in (NVFP4, F32), title  # the latter of routers
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (16, 32), (17, 33), (50, 95), (3, 20, 40)])
@@ -325,6 +370,20 @@ REFUSALS: list[tuple[str, Change, str]] = [
     ("bnb_nf4", other(".weight.nested_absmax", nan), "a scale is not a finite number"),
     ("bnb_int8", other(".SCB", lambda x: x[1:]), r"expected shape \[128\]"),
     ("bnb_int8", other(".weight_format", lambda x: x + 1), "weights in tiles"),
+    ("ct_nvfp4", group(group_size=64), "of 4 bits: expected float of 8 bits, or of 4 in groups"),
+    ("ct_nvfp4", without(".weight_global_scale"), "weight_global_scale' is missing beside"),
+    ("ct_nvfp4", other(".weight_global_scale", nan), "a scale is not a finite number"),
+    ("ct_nvfp4", other(".weight_global_scale", lambda x: -x), "expected a number above 0"),
+    ("ct_nvfp4", other(".weight_global_scale", lambda x: x.repeat(2)), r"expected shape \[1\]"),
+    ("ct_nvfp4", other(".weight_scale", lambda x: x[:, 1:]), r"expected shape \[64, 8\]"),
+    ("ct_nvfp4", other(".weight_scale", lambda x: x | 0x80), "not a finite number from 0 on"),
+    ("ct_nvfp4", other(".weight_scale", lambda x: x | 0x7F), "not a finite number from 0 on"),
+    ("ct_nvfp4", other(".weight_scale", lambda x: x, "F8_E5M2"), "expected f8_e4m3, got f8_e5m2"),
+    ("ct_nvfp4", other(".weight_packed", lambda x: x[0]), "expected a matrix of bytes"),
+    ("ct_nvfp4", other(".weight_packed", lambda x: x[:, :-4]), "120 columns are not whole groups"),
+    ("ct_mxfp4", without(".weight_scale"), "weight_scale' is missing beside"),
+    ("ct_mxfp4", other(".weight_scale", lambda x: x | 0xFF), "not a finite number from 0 on"),
+    ("ct_mxfp4", other(".weight_scale", lambda x: x[1:]), r"expected shape \[64, 4\]"),
 ]
 
 
@@ -337,6 +396,115 @@ def test_what_is_not_as_expected_is_named(
     change(config, tensors)
     with pytest.raises(FormatError, match=says):
         open_checkpoint(write_stored(tmp_path / "hf", config, tensors))
+
+
+ZEROS = f"{DOWN}.weight_zero_point"
+
+
+def test_zeros_of_fp4_are_refused(tmp_path: Path) -> None:
+    config = json.loads((CODED / "ct_mxfp4" / "config.json").read_text())
+    tensors = read_stored(CODED / "ct_mxfp4" / "model.safetensors")
+    tensors[ZEROS] = "I8", np.zeros((64, 4), np.int8)
+    with pytest.raises(FormatError, match="weight_zero_point': zeros of FP4"):
+        open_checkpoint(write_stored(tmp_path / "hf", config, tensors))
+
+
+def as_modelopt(tensors: dict[str, tuple[str, Array]]) -> dict[str, tuple[str, Array]]:
+    """The golden NVFP4 by ModelOpt's names: its scale of a tensor multiplies, as 0-d."""
+    found = {}
+    for title, (kind, data) in tensors.items():
+        if title.endswith("_global_scale"):
+            title = title.replace("_global_scale", "_scale_2")
+            data = (1 / data).astype(np.float32).reshape(())
+        found[title.replace("weight_packed", "weight")] = kind, data
+    for what in ("q_proj.input", "k_proj.k", "v_proj.v"):
+        found[f"model.layers.0.self_attn.{what}_scale"] = "F32", np.ones((), np.float32)
+    return found
+
+
+TOLD_BY = {
+    "config.json": ("config.json", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "a file of its own": (
+        "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {
+            "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"],
+        }},
+    ),
+    "layers": ("config.json", {
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
+            DOWN: {"quant_algo": "NVFP4"}, "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+        },
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told_by", TOLD_BY)
+def test_modelopt_says_the_same_by_other_names(told_by: str, tmp_path: Path) -> None:
+    file, told = TOLD_BY[told_by]
+    config = json.loads((CODED / "ct_nvfp4" / "config.json").read_text())
+    del config["quantization_config"]
+    tensors = as_modelopt(read_stored(CODED / "ct_nvfp4" / "model.safetensors"))
+    own = {**config, "quantization_config": told} if file == "config.json" else config
+    hf = write_stored(tmp_path / "hf", own, tensors)
+    if file != "config.json":
+        (hf / file).write_text(json.dumps(told))
+    found = open_checkpoint(hf).tensors
+    expected = open_checkpoint(CODED / "ct_nvfp4").tensors
+    assert found.keys() == expected.keys()
+    for title, t in expected.items():
+        assert found[title].dtype is t.dtype and np.array_equal(found[title].float32(), t.float32())
+
+
+def test_modelopts_fp8_has_one_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    codes, scale = rng.integers(0, 0x7F, (16, 32), np.uint8), np.float32(0.0123).reshape(())
+    stored = {
+        "x.weight": ("F8_E4M3", codes), "x.weight_scale": ("F32", scale),
+        "x.input_scale": ("F32", scale), "y.weight": plain(np.ones((2, 3), np.float16)),
+    }  # fmt: skip
+    told = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    found = open_checkpoint(write_stored(tmp_path / "hf", told, stored)).tensors
+    assert list(found) == ["x.weight", "y.weight"] and found["x.weight"].dtype is F16
+    exact = dequantize(codes, E4M3) * scale
+    assert (np.abs(found["x.weight"].float32() - exact) <= exact * 2.0**-11 + 2.0**-25).all()
+
+
+@pytest.mark.parametrize(
+    ("told", "end", "says"),
+    [
+        ({"quant_algo": "INT4_AWQ"}, "", "quant_algo is 'INT4_AWQ': expected NVFP4 or FP8"),
+        ({"quantization": 3}, "", "quant_algo is 3: expected"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": {"quant_algo": "W4A8"}}},
+            "", "quant_algo is 'W4A8': expected",
+        ),
+        ({"quant_algo": "NVFP4"}, ".weight_scale_2", "weight_scale_2' is missing beside"),
+        ({"quant_algo": "NVFP4"}, ".weight_scale", "weight_scale' is missing beside"),
+        ({"quant_algo": "NVFP4"}, ".weight", "weight' is missing beside"),
+    ],
+)  # fmt: skip
+def test_what_modelopt_has_otherwise_is_named(
+    told: dict[str, Any], end: str, says: str, tmp_path: Path
+) -> None:
+    config = json.loads((CODED / "ct_nvfp4" / "config.json").read_text())
+    tensors = as_modelopt(read_stored(CODED / "ct_nvfp4" / "model.safetensors"))
+    tensors.pop(DOWN + end, None)
+    config["quantization_config"] = {"quant_method": "modelopt", **told}
+    with pytest.raises(FormatError, match=says):
+        open_checkpoint(write_stored(tmp_path / "hf", config, tensors))
+
+
+@pytest.mark.parametrize("scale", [0.25, 1e-7, 1e4])
+def test_rows_that_are_not_whole_blocks_are_halves(scale: float, tmp_path: Path) -> None:
+    """And bfloat16 beyond these; of 48 columns, each of which is where it was."""
+    values = np.random.default_rng(0).standard_normal((5, 48)).astype(np.float32)
+    stored, expected = nvfp4("x.weight", values)
+    stored["x.weight_scale_2"] = "F32", stored["x.weight_scale_2"][1] * np.float32(scale)
+    hf = write_stored(tmp_path / "hf", {"quantization_config": FP4}, stored)
+    t = open_checkpoint(hf).tensors["x.weight"]
+    bits = {F16: 11, BF16: 8}[t.dtype]
+    assert (t.dtype is F16) == (scale != 1e-7)
+    exact = expected * np.float32(scale)
+    assert (np.abs(t.float32() - exact) <= np.abs(exact) * 2.0 ** (1 - bits) + 2.0**-25).all()
 
 
 def test_a_weight_in_codes_and_without_is_refused(tmp_path: Path) -> None:
@@ -409,24 +577,15 @@ def test_integers_may_have_zeros_and_groups_in_any_order(tmp_path: Path) -> None
         assert np.array_equal(found["x.weight"].float32(), expected)
 
 
+@pytest.mark.parametrize("method", ["four bits", "nvfp4"])
 @pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny2/phi3"])
-def test_adapters_fit_folders_in_codes(name: str, tmp_path: Path) -> None:
+def test_adapters_fit_folders_in_codes(name: str, method: str, tmp_path: Path) -> None:
     """As people train them; Phi-3's matrices are several of ours each."""
-    config = json.loads((GOLDEN / name / "config.json").read_text())
-    coded, dense = {}, {}
-    for title, t in load_file(GOLDEN / name / "model.safetensors").items():
-        made, values = four_bits(title, t) if is_linear(title, t) else ({title: plain(t)}, None)
-        coded |= made
-        dense[title] = plain(t) if values is None else ("F32", values)
     adapter = GOLDEN / "lora" / name.partition("/")[2]
     ids = np.load(adapter / "expected.npz")["ids"].tolist()
-    told = {**config, "quantization_config": W4}
     found = [
-        logits_of(adapted(open_model(hf), [(adapter / "whole", 1.0)]), ids)
-        for hf in (
-            write_stored(tmp_path / "coded", told, coded),
-            write_stored(tmp_path / "dense", config, dense),
-        )
+        logits_of(adapted(model, [(adapter / "whole", 1.0)]), ids)
+        for model in coded_and_dense(name, method, tmp_path)
     ]
     assert spread_error(found[0], found[1]) < TOLERANCE
     bare = logits_of(open_model(tmp_path / "coded"), ids)

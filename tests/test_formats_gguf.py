@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.dtype import F16, F32, I64, Q4_0, Q8_0
+from ggraph.dtype import F16, F32, I64, NVFP4, Q4_0, Q8_0
 from ggraph.errors import FormatError, GgraphError
 from ggraph.formats import lazy_array, open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import parse_gguf, write_gguf
 from ggraph.formats.lazy_array import LazyArray
-from ggraph.formats.quants import quantize
+from ggraph.formats.quants import dequantize, quantize
 
 METADATA = {
     "general.architecture": "llama",
@@ -65,6 +65,37 @@ def test_round_trip(written: Path) -> None:
         assert np.array_equal(got.data, t.data)
         assert t.dtype is I64 or got.float32().shape == t.shape
         assert not got.data.flags.writeable or got.data.size == 0
+
+
+@pytest.mark.parametrize("end", [".scale", ".weight.scale"])
+def test_a_matrix_has_the_scale_beside_it(end: str, tmp_path: Path) -> None:
+    """Of experts one each; scales of activations are no part of a model here."""
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 120, (3, 2, 36), np.uint8)
+    one, each = (np.array(v, np.float32) for v in ([0.37], [2.0, 0.5, 3.1]))
+    write_gguf(
+        tmp_path / "x.gguf", METADATA,
+        [
+            RawTensor("a.weight", NVFP4, (2, 64), raw[0]),
+            RawTensor(f"a{end}", F32, (1,), one),
+            RawTensor("a.input_scale", F32, (1,), one),
+            RawTensor("b.weight", NVFP4, (3, 2, 64), raw),
+            RawTensor(f"b{end}", F32, (3,), each),
+            RawTensor("c.weight", F32, (4, 5), np.ones((4, 5), np.float32)),
+            RawTensor("c.scale", F32, (5,), np.ones(5, np.float32)),  # of a model's own
+        ],
+    )  # fmt: skip
+    found = open_checkpoint(tmp_path / "x.gguf").tensors
+    assert list(found) == ["a.weight", "b.weight", "c.weight", "c.scale"]
+    assert np.array_equal(found["a.weight"].float32(), dequantize(raw[0], NVFP4) * one)
+    assert np.array_equal(found["b.weight"].float32(), dequantize(raw, NVFP4) * each[:, None, None])
+    assert found["c.weight"].scale is None
+    write_gguf(tmp_path / "y.gguf", METADATA, found.values())
+    names = [t.name for t in gguf.GGUFReader(tmp_path / "y.gguf").tensors]
+    assert names == [*found, "a.scale", "b.scale"]
+    again = open_checkpoint(tmp_path / "y.gguf").tensors
+    for name, t in found.items():
+        assert np.array_equal(again[name].float32(), t.float32())
 
 
 def test_the_gguf_package_reads_the_same(written: Path) -> None:

@@ -14,13 +14,13 @@ from test_models_heads import EXPECTED, HEAD, TINY, logits
 
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
-from ggraph.errors import ModelError
+from ggraph.errors import InputError, ModelError
 from ggraph.formats.quantise import WRITABLE
 from ggraph.formats.quants import dequantize
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
-from models.run.convert import FILE_TYPES, head_to_gguf, model_to_gguf, tensor_type
+from models.run.convert import FILE_TYPES, KEPT, head_to_gguf, model_to_gguf, tensor_type
 from models.run.load import open_session
 
 WIDTH = 256
@@ -50,7 +50,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def test_every_type_that_can_be_written_has_a_name() -> None:
-    assert {t.name for t in WRITABLE} == {n for n in FILE_TYPES if n != "q4_k_m"}
+    assert {t.name for t in WRITABLE} == FILE_TYPES.keys() - {"q4_k_m", KEPT}
     for kind in gguf.quants._type_traits.values():
         try:
             kind.quantize(np.zeros((1, 256), np.float32))
@@ -59,7 +59,7 @@ def test_every_type_that_can_be_written_has_a_name() -> None:
         assert kind.qtype.name.lower() in FILE_TYPES
 
 
-@pytest.mark.parametrize("name", FILE_TYPES)
+@pytest.mark.parametrize("name", [n for n in FILE_TYPES if n != KEPT])
 def test_a_model_in_every_type(name: str, wide: Model, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     model_to_gguf(wide, out, name)
@@ -75,6 +75,11 @@ def test_a_model_in_every_type(name: str, wide: Model, tmp_path: Path) -> None:
     got = again.catalogue["blk.0.ffn_up.weight"].float32()
     bits = 8 * tensor_type("blk.0.ffn_up.weight", kept.shape, name).row_bytes(WIDTH) / WIDTH
     assert np.abs(got - kept).mean() < 0.1 * 2.0 ** (2.2 - min(bits, 8.0))
+
+
+def test_nvfp4_is_kept_and_not_made(wide: Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="type 'nvfp4' keeps matrices that are in it; here are"):
+        model_to_gguf(wide, tmp_path / "out.gguf", KEPT)
 
 
 def test_which_tensors_a_mix_keeps_finer() -> None:

@@ -58,7 +58,11 @@ def weights() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("eagle1")
+    return first_head(tmp_path_factory.mktemp("eagle1"))
+
+
+def first_head(path: Path) -> Path:
+    """A random head for the golden Llama, in this folder."""
     save_file(weights(), path / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "intermediate_size": FFN,

@@ -836,7 +836,7 @@ def test_the_whole_model_may_say_that_the_embedding_is_shared(tmp_path: Path) ->
     assert open_model(folder("tiny/llama_tied", tmp_path / "hf", text)).vocab_size == 320
 
 
-@pytest.mark.parametrize("method", ["hqq", "aqlm", "torchao", "modelopt", ["fp8"]])
+@pytest.mark.parametrize("method", ["hqq", "aqlm", "torchao", "quark", ["fp8"]])
 def test_weights_that_another_library_quantised_are_refused(
     method: str | list[str], tmp_path: Path
 ) -> None:

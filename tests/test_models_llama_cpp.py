@@ -6,12 +6,14 @@ Needs the extra [bench]; skips without it.
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import pytest
+from coded_kit import FP4, is_linear, nvfp4, plain, write_stored
 from golden_kit import folder
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, with_draft_layer
@@ -21,6 +23,7 @@ from test_formats_gguf import split
 from test_models_options import CASES, UNTOLD, each_head_normed, made
 from test_models_unsaid import DEEPSEEK, LONGROPE, SEEING, mixtral, older_deepseek, phi3, seeing
 
+from ggraph import dtypes
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
@@ -33,6 +36,7 @@ from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
 from models.bench.peer import LogprobPeer
@@ -41,8 +45,8 @@ from models.families.llama4 import GROWN, STRETCH
 from models.heads.assistant import AssistantHead
 from models.heads.dflash import BlockHead
 from models.heads.layouts import AnyHead, open_head
-from models.registry import open_model
-from models.run.convert import assistant_to_gguf, dflash_to_gguf
+from models.registry import ARCHITECTURES, open_model
+from models.run.convert import SCALED, assistant_to_gguf, dflash_to_gguf
 from models.run.load import open_session
 
 pytest.importorskip("xllamacpp")
@@ -274,6 +278,63 @@ def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
             break
 
 
+def written_by_hand(name: str, out: Path) -> Path:
+    """A golden model as a folder of NVFP4, by ModelOpt's names; what it lays side by side for all
+    families alike: products within a layer, without inputs of layers."""
+    hf = source(name, out.with_suffix(".source"))
+    config, coded = json.loads((hf / "config.json").read_text()), dict[str, tuple[str, Array]]()
+    for title, t in load_file(hf / "model.safetensors").items():
+        known = is_linear(title, t) and "per_layer" not in title and "linear_attn" not in title
+        coded |= nvfp4(title, t)[0] if known else {title: plain(t)}
+    return write_stored(out, {**config, "quantization_config": FP4}, coded)
+
+
+MULTIPLIED = (
+    "tiny/cohere2", "tiny/llama_tied", "tiny/qwen3_moe", "tiny/qwen3_qknorm", "tiny2/gemma4_moe",
+    "tiny2/gemma4_text", "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron_h",
+    "tiny2/nemotron_h_moe", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_llama_cpp_multiplies_by_the_same_scales(name: str, tmp_path: Path) -> None:
+    """Of matrices in float32 divided by them, since its activations for NVFP4 have 8 bits."""
+    hf = written_by_hand(name, tmp_path / "hf")
+    held = open_checkpoint(small_model(tmp_path / "nvfp4.gguf", PLAIN, hf, "nvfp4"))
+    assert held.architecture in SCALED
+    tensors = []
+    for t in held.tensors.values():
+        if t.scale is not None:
+            data = replace(t, scale=None).float32()
+            t = RawTensor(t.name, dtypes.F32, t.shape, data, t.scale)
+        tensors.append(t)
+    assert sum(t.scale is not None for t in tensors) >= 10
+    write_gguf(tmp_path / "small.gguf", held.metadata, tensors)
+    experts = open_model(tmp_path / "small.gguf").config.num_experts > 0
+    same_next(name, tmp_path / "small.gguf", most=3 if experts else 0)  # rounding chooses, too
+
+
+def test_every_family_that_is_said_to_know_scales_was_asked() -> None:
+    asked = {ARCHITECTURES[open_model(GOLDEN / n).config.architecture].gguf for n in MULTIPLIED}
+    assert asked == SCALED
+
+
+@pytest.mark.parametrize("name", ["tiny/qwen3_qknorm", "tiny/llama_tied"])
+def test_llama_cpp_reads_nvfp4_alike(name: str, tmp_path: Path) -> None:
+    """The likeliest tokens have nearly the same chances; without scales those are off by 5."""
+    hf = written_by_hand(name, tmp_path / "hf")
+    path = small_model(tmp_path / "small.gguf", PLAIN, hf, "nvfp4")
+    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
+    session = open_session(threads=1)
+    logits = Runner(open_model(path), session, CONTEXT).text(ids).logits[-1].astype(np.float64)
+    session.close()
+    peer = LogprobPeer(path, 1, CONTEXT)
+    theirs = peer.logprobs(ids, 1, 8).raw["probs"]
+    peer.close()
+    chances = logits - np.log(np.exp(logits).sum())
+    assert max(abs(chances[token] - chance) for token, chance in theirs) < 0.5
+
+
 def test_llama_cpp_reads_a_split_file_alike(tmp_path: Path) -> None:
     whole = small_model(tmp_path / "small.gguf", PLAIN, GOLDEN / "tiny" / "llama_tied", "f32")
     first = split(whole, tmp_path, 3)[0]
@@ -412,16 +473,18 @@ def test_llama_cpp_weighs_the_same_experts(tmp_path: Path) -> None:
     same_next("tiny/llama_tied", path)
 
 
-def same_next(name: str, path: Path) -> None:
-    """The next token behind every beginning of the golden text; the end is said, or never."""
+def same_next(name: str, path: Path, most: int = 0) -> None:
+    """The next token behind every beginning of the golden text, but for so many; the end is said,
+    or never."""
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()
     session = open_session(threads=1, exact=True)
     runner = Runner(open_model(path).reaching(CONTEXT), session, CONTEXT)
     logits = runner.text(ids, every=True).logits
     session.close()
-    peer = LogprobPeer(path, 1, CONTEXT)
+    peer, others = LogprobPeer(path, 1, CONTEXT), []
     for i in range(2, len(ids)):
         said = peer.logprobs(ids[: i + 1], 1).raw["ids"][0]
         best = np.delete(logits[i], END).max() if said != END else logits[i].max()
-        assert best - logits[i][said] < CLOSE, (i, said)
+        others += [] if best - logits[i][said] < CLOSE else [(i, said)]
     peer.close()
+    assert len(others) <= most, others

@@ -3,8 +3,8 @@
 `ggraph.formats.open_checkpoint` picks the reader by what the path holds, not by its name.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,16 @@ class RawTensor:
 
     `shape` counts elements in NumPy order. The storage is for plain types an array of `dtype.np` of
     that shape, for block types uint8 of shape (*shape[:-1], bytes of a row). Where the file holds
-    something else, it is made of that when it is read.
+    something else, it is made of that when it is read. `scale` is what all values are multiplied by
+    beside that, float32 [1], or [X] for the matrices of [X, n, k]: NVFP4 needs it, since the scales
+    of its blocks have few exponents.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     storage: Storage = field(repr=False)
+    scale: Array | None = field(default=None, repr=False)
 
     @property
     def data(self) -> Array:
@@ -40,6 +43,13 @@ class RawTensor:
 
     def float32(self) -> Array:
         """The values as a new float32 array of `shape`."""
+        values = self._unscaled()
+        if self.scale is not None:
+            with np.errstate(all="ignore"):  # what damaged files hold is their value
+                values *= self.scale.reshape(-1, *[1] * (values.ndim - 1))
+        return values
+
+    def _unscaled(self) -> Array:
         data = self.data
         if not data.size:
             return np.zeros(self.shape, np.float32)
@@ -55,6 +65,33 @@ class RawTensor:
         if len(self.shape) != 1 or not plain or self.dtype is F32:
             return self
         return RawTensor(self.name, F32, self.shape, self.float32())
+
+
+SCALE = ".scale"  # what llama.cpp calls a matrix's, in place of .weight
+
+
+def scale_name(weight: str) -> str:
+    """The name of the tensor that holds a matrix's scale."""
+    return weight.removesuffix(".weight") + SCALE
+
+
+def scales(tensors: Iterable[RawTensor]) -> list[RawTensor]:
+    """Scales of matrices as tensors of their own."""
+    scaled = ((scale_name(t.name), t.scale) for t in tensors if t.scale is not None)
+    return [RawTensor(name, F32, s.shape, s) for name, s in scaled]
+
+
+def with_scales(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """Tensors with their scales, which stand in tensors of their own in GGUF files; those of
+    activations, which are not computed in such codes, are left out."""
+    found = {n: t for n, t in tensors.items() if not n.endswith(".input_scale")}
+    for name, t in tensors.items():
+        titles = (scale_name(name), name + SCALE)  # some writers keep .weight
+        title = next((n for n in titles if n in found), "")
+        count = t.shape[0] if len(t.shape) == 3 else 1
+        if title and len(t.shape) > 1 and found[title].shape == (count,):
+            found[name] = replace(t, scale=found.pop(title).float32())
+    return found
 
 
 @dataclass(frozen=True, eq=False)

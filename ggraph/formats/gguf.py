@@ -20,7 +20,7 @@ import numpy as np
 from ggraph.dtype import BY_GGUF, DType
 from ggraph.env import usable_cores
 from ggraph.errors import FormatError, shown
-from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+from ggraph.formats.checkpoint import Checkpoint, RawTensor, scales, storage_shape, with_scales
 from ggraph.formats.lazy_array import pieces
 from ggraph.formats.strings import Texts
 
@@ -106,7 +106,7 @@ def _checkpoint(where: str, metadata: dict[str, Any], tensors: dict[str, RawTens
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise FormatError(f"{where}: general.architecture is {shown(architecture)}, not a name")
-    return Checkpoint(where, "gguf", architecture, metadata, tensors)
+    return Checkpoint(where, "gguf", architecture, metadata, with_scales(tensors))
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -287,13 +287,15 @@ def write_gguf(
     tensors: Iterable[RawTensor],
     progress: Progress | None = None,
 ) -> None:
-    """Write a GGUF v3 file, whole or not at all (a temporary file is renamed at the end). Tensors
-    that are made when they are read are made piece by piece, and no piece is kept.
+    """Write a GGUF v3 file, whole or not at all (a temporary file is renamed at the end); scales of
+    matrices behind all tensors. Tensors that are made when they are read are made piece by piece,
+    and no piece is kept.
 
     Value types: bool, int (u32, else i32 or i64), float (f32), str, NumPy arrays, and lists of
     str, bool, int or float. Raises FormatError for other values and when the disk refuses.
     """
     listed = list(tensors)
+    listed += scales(listed)
     pairs = {k: v for k, v in metadata.items() if k != "general.alignment"}
     try:
         if path.exists() and not path.is_file():

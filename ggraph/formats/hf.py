@@ -15,7 +15,10 @@ else:
     torch_bin = lazy("ggraph.formats.torch_bin")
 
 MAX_JSON = 64 << 20
-OLD_CODES = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"))
+OLD_CODES = (
+    ("quantize_config.json", "gptq"), ("quant_config.json", "awq"),
+    ("hf_quant_config.json", "modelopt"),
+)  # fmt: skip
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -31,7 +34,7 @@ def read_folder(folder: Path) -> Checkpoint:
 
 
 def _with_codes(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says, and of codes, if it says nothing, a file of AutoGPTQ or AutoAWQ."""
+    """What config.json says, and of codes, if it says nothing, a file that the quantiser wrote."""
     for name, method in OLD_CODES:
         if not codes_of(config) and (folder / name).exists():
             return {**config, CODES: {"quant_method": method, **read_json(folder / name)}}

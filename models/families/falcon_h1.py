@@ -22,7 +22,7 @@ SINGLE = ("attention_in", "attention_out", "key", "ssm_in", "ssm_out")
 SEVERAL = {  # gate and down; z, x, B, C and dt
     "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
 }  # fmt: skip
-FACTOR = ".scale"  # the end of a vector's name
+FACTOR = ".factor"  # the end of a vector's name
 BIASES = tuple(f".{n}.bias" for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate",
                                       "ffn_down", "ssm_in", "ssm_out"))  # fmt: skip
 BARE = "ffn_norm"  # whose tensors have no ending in GGUF files

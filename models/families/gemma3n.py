@@ -22,7 +22,7 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.lazy import lazy
 
 from .. import blocks
-from ..architecture import Architecture, Tensors, changed
+from ..architecture import Architecture, Tensors, changed, stack
 from ..blocks import Step
 from ..config import LARGEST, DecoderConfig, Keys, Rope, layer_range
 from ..gguf_config import every, types_every
@@ -237,8 +237,8 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
             found[name] = t
             continue
         for j, data in enumerate(t.data):
-            title = f"{lead}.{j}.weight"
-            found[title] = RawTensor(title, t.dtype, t.shape[1:], data)
+            title, scale = f"{lead}.{j}.weight", None if t.scale is None else t.scale[j : j + 1]
+            found[title] = RawTensor(title, t.dtype, t.shape[1:], data, scale)
     return found
 
 
@@ -248,9 +248,7 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
     found = dict(tensors)
     for lead in PROJECTIONS:
         parts = [found.pop(f"{lead}.{j}.weight") for j in range(STREAMS - 1)]
-        title, shape = f"{lead}.weight", (len(parts), *parts[0].shape)
-        data = np.stack([p.data for p in parts])
-        found[title] = RawTensor(title, parts[0].dtype, shape, data)
+        found[f"{lead}.weight"] = stack(f"{lead}.weight", parts)
     for i in range(c.num_hidden_layers - c.num_kv_shared_layers, c.num_hidden_layers):
         for part in ("attn_k", "attn_v", "attn_k_norm"):
             title = f"blk.{i}.{part}.weight"

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from ggraph import Graph, ModelError, Tensor, ops
-from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks
-from ..architecture import BOTH, Architecture, Tensors, changed
+from ..architecture import BOTH, Architecture, Tensors, changed, together
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import types_every
@@ -58,15 +57,13 @@ def second_half(s: Step, h: Tensor, i: int) -> Tensor:
 
 def experts(s: Step, h: Tensor, x: Tensor, i: int) -> Tensor:
     """Mixture of experts of layer i for x [T, E], chosen by a norm of the stream h with weights of
-    its own; what an expert makes has a factor beside its share: [T, E]."""
+    its own; what an expert makes has a scale beside its share: [T, E]."""
     c, ffn = s.config, f"blk.{i}.ffn"
     (rows, e), n, f, u = x.shape, c.num_experts, c.moe_intermediate_size, c.num_experts_per_tok
     seen = ops.mul(ops.rms_norm(h, eps=c.rms_norm_eps), s.w(f"{ffn}_gate_inp.scale", e)) * e**-0.5
     chances = ops.soft_max(blocks.product(s, seen, f"{ffn}_gate_inp.weight", n))  # [T, X]
     chosen = ops.top_k(chances, u)  # [T, U]
-    factors = s.w(f"{ffn}_down_exps.scale", n).reshape(n, 1)
-    factor = ops.get_rows(factors, chosen.reshape(-1)).reshape(rows, u)
-    share = ops.moe_shares(chances, chosen) * factor
+    share = ops.moe_shares(chances, chosen)
     wide = x.reshape(rows, 1, e)
     gate, up = (blocks.expert(s, wide, chosen, f"{ffn}_{p}_exps", f) for p in ("gate", "up"))
     out = blocks.expert(s, ops.geglu(gate, up), chosen, f"{ffn}_down_exps", e)  # [T, U, E]
@@ -215,9 +212,9 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
         lead = first.removesuffix("_gate_exps.weight")
         other, both = f"{lead}_up_exps.weight", f"{lead}_{BOTH}"
         gate, up = tensors[first], tensors.get(other)
-        if up is not None and (gate.dtype, gate.shape) == (up.dtype, up.shape):
-            (x, f, e), data = gate.shape, np.concatenate([gate.data, up.data], axis=1)
-            found[both] = RawTensor(both, gate.dtype, (x, 2 * f, e), data)
+        alike = up is not None and (gate.dtype, gate.shape) == (up.dtype, up.shape)
+        if up is not None and alike and gate.scale is None:  # none of llama.cpp's is for both
+            found[both] = together(both, (gate, up), axis=1)
             del found[first], found[other]
     return found
 

@@ -18,6 +18,7 @@ from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
 from ..gguf_config import STEP, every
 from ..hf_config import GROWTH
+from ..rotation import rotate
 
 PERIOD = 4
 STRETCH, GROWN = 8192, 0.1
@@ -53,7 +54,7 @@ def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
     c, rope = s.config, s.config.rope_of(i)
     if rope is not None:
         at = s.asked(s.positions, i) if role == "q" else s.positions
-        y = blocks.rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
+        y = rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
         return ops.rms_norm(y, eps=c.rms_norm_eps) if c.even_heads else y
     return x * s.asked(s.growth, i).reshape(-1, 1, 1) if role == "q" and c.query_growth else x
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, Graph, ModelError
-from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.lazy_array import taken
 
 from .. import blocks
-from ..architecture import Tensors
+from ..architecture import Tensors, changed, together
 from ..blocks import Step
 from ..config import DecoderConfig
 from . import qwen35
@@ -62,9 +61,8 @@ def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
         if t.shape[0] != rows_of[role]:
             raise ModelError(f"{name!r}: expected {rows_of[role]} rows, got {t.shape[0]}")
         for part, rows in zip(FUSED[role], parts(c, role), strict=True):
-            title = name.replace(role, part)
-            own = taken(t.storage, rows)
-            found[title] = RawTensor(title, t.dtype, (len(rows), *t.shape[1:]), own)
+            title, shape = name.replace(role, part), (len(rows), *t.shape[1:])
+            found[title] = replace(t, name=title, shape=shape, storage=taken(t.storage, rows))
     return qwen35.load(found, c)
 
 
@@ -78,8 +76,8 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
     for name in [n for n in found if n.endswith(f".{first}.weight")]:
         b, a = found.pop(name), found.pop(name.replace(first, second))
         title = name.replace(first, "ssm_ba")
-        data = np.concatenate([b.data, a.data])[back]
-        found[title] = RawTensor(title, b.dtype, (len(back), *b.shape[1:]), data)
+        both = together(title, (b, a))
+        found[title] = changed(both, both.data[back])
     return found
 
 

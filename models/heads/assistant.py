@@ -22,7 +22,7 @@ import numpy as np
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, weight
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
-from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.checkpoint import Checkpoint, RawTensor, scale_name
 from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
@@ -89,16 +89,19 @@ class AssistantHead:
         for i in range(self.config.num_hidden_layers):
             x = self._layer(s, x, i)
         final = blocks.norm(s, blocks.wanted_rows(s, x), "output_norm")
-        table = s.w("token_embd.weight", self.config.vocab_size, self.config.hidden_size)
         feedback = blocks.linear(s, final, "nextn.post_projection", self.width)
-        outputs = {"logits": ops.mul_mat(table, final), "feedback": feedback}
+        logits = blocks.product(s, final, "token_embd.weight", self.config.vocab_size)
+        outputs = {"logits": logits, "feedback": feedback}
         return Graph.of(outputs, name="assistant step")
 
     def _embedding(self, s: Step) -> Tensor:
         """The target's embedding of the step's tokens: [T, G]."""
         stored, t = self.target.catalogue["token_embd.weight"], self.target
         table = weight(f"{t.prefix}token_embd.weight", stored.shape, stored.dtype)
-        return blocks.scaled(ops.get_rows(table, s.tokens), t.config.embedding_multiplier)
+        x = ops.get_rows(table, s.tokens)
+        if (title := scale_name("token_embd.weight")) in t.catalogue:
+            x = x * weight(t.prefix + title, (1,), dtypes.F32)
+        return blocks.scaled(x, t.config.embedding_multiplier)
 
     def _layer(self, s: Step, x: Tensor, i: int) -> Tensor:
         """Layer i, whose keys and values are the target's: [T, E] -> [T, E], the last [M, E]."""

@@ -27,6 +27,7 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
+from ..architecture import scales_apart
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..families import qwen3
@@ -109,8 +110,8 @@ class BlockHead:
             x = blocks.fed_forward(s, blocks.attended(s, x, i, qk_norm="head"), i)
         final = blocks.norm(s, blocks.wanted_rows(s, x), "output_norm")
         own = s.has("output.weight")
-        table = s.w("output.weight" if own else "token_embd.weight", c.vocab_size, c.hidden_size)
-        logits = blocks.capped(s, ops.mul_mat(table, final))
+        table = "output.weight" if own else "token_embd.weight"
+        logits = blocks.capped(s, blocks.product(s, final, table, c.vocab_size))
         return Graph.of({"logits": logits}, name="block step")
 
     def weight(self, t: Tensor) -> Storage:
@@ -163,7 +164,7 @@ def _borrowed(held: Mapping[str, RawTensor], target: Model) -> dict[str, RawTens
     names = ("token_embd.weight", "output.weight")
     own = "token_embd.weight" in held  # then its output matrix is its own, too
     lacking = [n for n in names if n not in held and not (own and n == "output.weight")]
-    return {n: target.catalogue[n] for n in lacking if n in target.catalogue}
+    return scales_apart({n: target.catalogue[n] for n in lacking if n in target.catalogue})
 
 
 Told = tuple[DecoderConfig, dict[str, RawTensor], dict[str, Any]]

@@ -22,6 +22,7 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
+from ..architecture import scales_apart
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..hf_config import from_hf
@@ -110,8 +111,8 @@ def _outputs(s: Step, x: Tensor) -> Graph:
     mixed = blocks.attention(s, _normed(s, x, last), last)
     picked = blocks.wanted_rows(s, blocks.fed_forward(s, s.asked(x, last) + mixed, last))
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
-    table = s.w(name, s.config.vocab_size, s.config.hidden_size)
-    outputs = {"logits": ops.mul_mat(table, picked), "feedback": picked}
+    logits = blocks.product(s, picked, name, s.config.vocab_size)
+    outputs = {"logits": logits, "feedback": picked}
     return Graph.of(outputs, name="eagle1 step")
 
 
@@ -150,7 +151,8 @@ def open_eagle1(path: Path, checkpoint: Checkpoint, target: Model) -> FirstHead:
     values = {**checkpoint.metadata, "num_hidden_layers": layers, "vocab_size": target.vocab_size}
     Keys(values, str(path)).integer("num_attention_heads")
     names = ("token_embd.weight", "output.weight")
-    borrowed = {n: target.catalogue[n] for n in names if n in target.catalogue}
+    lacking = [n for n in names if n in target.catalogue and n not in found]
+    borrowed = scales_apart({n: target.catalogue[n] for n in lacking})
     ids = np.arange(target.vocab_size, dtype=np.int64)
     config = from_hf(values, "eagle1")
     held = completed(found, config)

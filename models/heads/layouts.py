@@ -21,6 +21,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
 from .. import latent
+from ..architecture import scales_apart
 from ..config import DecoderConfig, Keys
 from ..eagle3 import Head, HeadConfig
 from ..gguf_config import rope_from_gguf
@@ -277,7 +278,7 @@ def _borrowed(
                 f"{path}: the head is {config.decoder.hidden_size} wide and has no {name!r} of its "
                 f"own; the target's is {t.shape[-1]} wide"
             )
-    return wanted
+    return scales_apart(wanted)
 
 
 def _from_gguf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:

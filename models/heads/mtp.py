@@ -100,8 +100,7 @@ def _layer(s: Step, feature: Tensor) -> Tensor:
     build, at = ARCHITECTURES[c.architecture].layer, f"blk.{i}.nextn"
     assert build is not None, c.architecture
     if s.has(f"{at}.embed_tokens.weight"):
-        table = s.w(f"{at}.embed_tokens.weight", c.vocab_size, c.hidden_size)
-        embedding = ops.get_rows(table, s.tokens, name="embd")
+        embedding = blocks.looked_up(s, f"{at}.embed_tokens.weight")
     else:
         embedding = blocks.embed(s)
     normed = [blocks.norm(s, embedding, f"{at}.enorm"), blocks.norm(s, feature, f"{at}.hnorm")]
@@ -122,5 +121,6 @@ def _outputs(s: Step, out: Tensor) -> Graph:
     own = s.has(f"{at}.shared_head_norm.weight")
     final = blocks.norm(s, kept, f"{at}.shared_head_norm" if own else "output_norm")
     tables = (f"{at}.shared_head_head.weight", "output.weight", "token_embd.weight")
-    table = s.w(next(n for n in tables if s.has(n)), c.vocab_size, c.hidden_size)
-    return Graph.of({"logits": ops.mul_mat(table, final), "feedback": final}, name="mtp step")
+    table = next(n for n in tables if s.has(n))
+    logits = blocks.product(s, final, table, c.vocab_size)
+    return Graph.of({"logits": logits, "feedback": final}, name="mtp step")

@@ -6,22 +6,24 @@ Keys and tensor names are those that llama.cpp reads. Llama's q and k rows are r
 half-split to interleaved rotary pairs, as every llama GGUF has them.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ggraph import Array, InputError, ModelError, dtypes
+from ggraph.errors import FormatWarning
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.gguf import Progress, write_gguf
 from ggraph.formats.lazy_array import LazyArray, row_numbers, rows_of, taken, windows_of
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
 
-from ..architecture import Architecture, by_pairs
-from ..blocks import YARN
+from ..architecture import Architecture, by_pairs, with_own_scales
 from ..config import DecoderConfig
 from ..eagle3 import Head
 from ..families.gemma4 import GEMMA4
@@ -30,11 +32,18 @@ from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
+from ..rotation import YARN
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
     "q2_k": 10, "q3_k": 11, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32,
-    "tq1_0": 36, "tq2_0": 37, "mxfp4": 38,
+    "tq1_0": 36, "tq2_0": 37, "mxfp4": 38, "nvfp4": 39,
+}  # fmt: skip
+KEPT = "nvfp4"  # of whose files all that is not in these codes is F16
+# Of which llama.cpp multiplies by scales of matrices; of others it passes over them (2026-10).
+SCALED = {
+    "cohere2", "gemma4", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen35",
+    "qwen35moe", "qwen3moe", "qwen3next",
 }  # fmt: skip
 _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
@@ -50,13 +59,22 @@ _WIDER = {
 def model_to_gguf(
     model: Model, out: Path, type_name: str, progress: Progress | None = None
 ) -> None:
-    """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
+    """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk;
+    FormatWarning where llama.cpp will make another model of it."""
     a, c = ARCHITECTURES[model.config.architecture], model.config
     metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
     metadata.update(gguf_pooling(model.checkpoint, a.gguf))
-    tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
-    write_gguf(out, metadata, _typed(tensors, type_name), progress)
+    held = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
+    tensors = list(_typed(held, type_name))
+    if a.gguf not in SCALED and any(t.scale is not None for t in tensors):
+        warnings.warn(
+            f"{out}: llama.cpp passes over scales of matrices of {a.gguf!r}, so that its texts "
+            "mean nothing; --type f16 has them in the matrices",
+            FormatWarning,
+            stacklevel=2,
+        )
+    write_gguf(out, metadata, tensors, progress)
 
 
 def told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
@@ -125,7 +143,8 @@ def head_to_gguf(
     if c.norm_output or c.fc_norm:
         metadata.update({"eagle3.norm_output": c.norm_output, "eagle3.fc_norm": c.fc_norm})
     metadata.update(tokenizer_keys(target))
-    tensors = list(_typed(_normal_order(head.catalogue, c.decoder, "normal"), type_name))
+    held = _normal_order(with_own_scales(dict(head.catalogue)), c.decoder, "normal")
+    tensors = list(_typed(held, type_name))
     if c.draft_vocab_size != c.decoder.vocab_size:
         ids = np.asarray(head.target_ids, np.int64)
         tensors.append(RawTensor("d2t", dtypes.I64, ids.shape, ids))
@@ -173,7 +192,12 @@ def _normal_order(
 
 def _typed(tensors: Iterable[RawTensor], type_name: str) -> Iterator[RawTensor]:
     """Tensors in the types that a file of type `type_name` has."""
-    return (converted(t, tensor_type(t.name, t.shape, type_name)) for t in tensors)
+    every = list(tensors)
+    if type_name == KEPT and all(t.dtype is not dtypes.NVFP4 for t in every):
+        raise InputError(f"type {KEPT!r} keeps matrices that are in it; here are none")
+    for t in every:
+        own = type_name if type_name != KEPT or t.dtype is dtypes.NVFP4 else "f16"
+        yield converted(t, tensor_type(t.name, t.shape, own))
 
 
 def converted(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
@@ -181,14 +205,18 @@ def converted(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
     if t.dtype is dtype:
         return t
     if len(t.shape) < 2 or not t.storage.size:
-        return replace(t, dtype=dtype, storage=_storage(t.float32(), dtype))
+        return replace(t, dtype=dtype, storage=_storage(t.float32(), dtype), scale=None)
     read, k = rows_of(t.storage), t.shape[-1]
+    scales = None if t.scale is None else t.scale.repeat(prod(t.shape[:-1]) // len(t.scale))
 
     def made(i: int, j: int) -> Array:
-        return _storage(replace(t, shape=(j - i, k), storage=read(i, j)).float32(), dtype)
+        own = None if scales is None else scales[i:j]  # each row has that of its matrix
+        rows = replace(t, shape=(j - i, k), storage=read(i, j), scale=own)
+        return _storage(rows.float32(), dtype)
 
     shape = (*t.shape[:-1], dtype.row_bytes(k) if dtype.is_block else k)
-    return replace(t, dtype=dtype, storage=LazyArray(shape, dtype.np, made, windows_of(t.storage)))
+    storage = LazyArray(shape, dtype.np, made, windows_of(t.storage))
+    return replace(t, dtype=dtype, storage=storage, scale=None)
 
 
 def _storage(values: Array, dtype: dtypes.DType) -> Array:

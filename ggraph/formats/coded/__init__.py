@@ -14,6 +14,7 @@ from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.coded.bits_and_bytes import bits_and_bytes
 from ggraph.formats.coded.compressed import compressed
+from ggraph.formats.coded.fp4 import modelopt
 from ggraph.formats.coded.fp8 import fp8
 from ggraph.formats.coded.packed import awq, gptq
 from ggraph.formats.coded.weight import Family, Told, unscaled
@@ -22,7 +23,7 @@ CODES = "quantization_config"  # the key of config.json
 AS_STORED = ("mxfp4",)  # gpt-oss's release: blocks of our type, which its family puts together
 FAMILIES: dict[str, Callable[[Told], Family]] = {
     "fp8": fp8, "fbgemm_fp8": fp8, "compressed-tensors": compressed, "awq": awq, "gptq": gptq,
-    "bitsandbytes": bits_and_bytes,
+    "bitsandbytes": bits_and_bytes, "modelopt": modelopt,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""compressed-tensors: FP8, integers of 8 bits, and integers of 4 or 8 bits packed into words.
+"""compressed-tensors: FP8 and FP4, integers of 8 bits, and of 4 or 8 bits packed into words.
 
 Legend: [n, k] the weight, G groups of columns.
 
@@ -17,6 +17,7 @@ import numpy as np
 from ggraph.dtype import I8, I32, I64
 from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.coded.fp4 import mxfp4, nvfp4
 from ggraph.formats.coded.weight import (
     Family,
     Integers,
@@ -36,13 +37,13 @@ from ggraph.formats.coded.weight import (
 from ggraph.formats.lazy_array import Array, LazyArray, Storage
 
 PLAIN, PACKED, SCALE, ZERO = ".weight", ".weight_packed", ".weight_scale", ".weight_zero_point"
-SHAPE, GROUP_OF = ".weight_shape", ".weight_g_idx"
+SHAPE, GROUP_OF, WHOLE = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
 UNUSED = tuple(
     f".{what}_{kind}" for what in ("input", "output", "k", "v", "q")
-    for kind in ("scale", "zero_point")
+    for kind in ("scale", "zero_point", "global_scale")
 )  # fmt: skip
 ORDERED = (True, "group", "dynamic")  # orders of columns in which groups do not stand in line
-KNOWN = "float of 8 bits, int of 4 or 8"
+KNOWN = "float of 8 bits, or of 4 in groups of 16 or 32, int of 4 or 8"
 
 
 def compressed(told: Told) -> Family:
@@ -55,11 +56,14 @@ def compressed(told: Told) -> Family:
 
     def weight(name: str, parts: Mapping[str, RawTensor]) -> RawTensor:
         scheme = _scheme_of(name, schemes)
+        if scheme["type"] == "float" and scheme["num_bits"] == 4:
+            return _of_fp4(name, parts, scheme)
         if scheme["type"] == "float":
             return _of_floats(name, parts, scheme)
         return _of_integers(name, parts, scheme)
 
-    return Family((PLAIN, PACKED, SCALE, ZERO, SHAPE, GROUP_OF), weight, UNUSED, plain=PLAIN)
+    ends = (PLAIN, PACKED, SCALE, ZERO, SHAPE, GROUP_OF, WHOLE)
+    return Family(ends, weight, UNUSED, plain=PLAIN)
 
 
 def _schemes(told: object) -> list[tuple[list[str], Told]]:
@@ -70,10 +74,11 @@ def _schemes(told: object) -> list[tuple[list[str], Told]]:
         if not isinstance(scheme, Mapping):
             continue  # of activations or caches alone
         pair = (scheme.get("type", "int"), scheme.get("num_bits", 8))
-        if pair not in (("float", 8), ("int", 4), ("int", 8)):
+        small = pair == ("float", 4) and scheme.get("group_size") in (16, 32)
+        if pair not in (("float", 8), ("int", 4), ("int", 8)) and not small:
             raise FormatError(f"codes are {shown(pair[0])} of {pair[1]} bits: expected {KNOWN}")
         targets = [str(t) for t in group.get("targets") or ()]
-        found.append((targets, {"type": pair[0], **scheme}))
+        found.append((targets, {**scheme, "type": pair[0], "num_bits": pair[1]}))
     if not found:
         raise FormatError(f"config_groups is {shown(told)}: expected groups of weights")
     return found
@@ -131,6 +136,19 @@ def _of_floats(name: str, parts: Mapping[str, RawTensor], scheme: Told) -> RawTe
     if ZERO in parts and parts[ZERO].float32().any():
         raise FormatError(f"{parts[ZERO].name!r}: zeros of FP8 that are not 0")
     return scaled(f"{name}{PLAIN}", codes, table, numbers(scale), tile)
+
+
+def _of_fp4(name: str, parts: Mapping[str, RawTensor], scheme: Told) -> RawTensor:
+    packed, scale = part(name, parts, PACKED), part(name, parts, SCALE)
+    if ZERO in parts:
+        raise FormatError(f"{parts[ZERO].name!r}: zeros of FP4")
+    if scheme["group_size"] == 32:
+        return mxfp4(f"{name}{PLAIN}", packed, scale)
+    held = shaped(part(name, parts, WHOLE), (1,), ())
+    divisor = numbers(held)
+    if not (divisor > 0).all():
+        raise FormatError(f"{held.name!r}: expected a number above 0")
+    return nvfp4(f"{name}{PLAIN}", packed, scale, 1 / divisor)
 
 
 def _of_integers(name: str, parts: Mapping[str, RawTensor], scheme: Told) -> RawTensor:

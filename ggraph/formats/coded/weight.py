@@ -8,7 +8,8 @@ What a weight is made of is checked at once; its rows are made when they are rea
 A weight becomes the smallest type that loses no more than rounding to half precision does, and half
 precision where there is none. Codes of 4 bits are Q4_0's where zero is 8, and Q4_1's elsewhere;
 codes of 8 bits are Q8_0's where zero is 128: blocks of 32 hold the codes as they are, and the scale
-in half precision. Codes of FP8 fit no type of blocks: 4 bits of precision and 4 of exponent.
+in half precision. Codes of FP8 fit no type of blocks: 4 bits of precision and 4 of exponent. Those
+of FP4 are NVFP4's and MXFP4's, with the scales that they have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
