@@ -287,7 +287,7 @@ def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> Non
     config = json.loads((GOLDEN / name / "config.json").read_text())
     key = next((key for key in UNITS if key in config), UNITS[0])
     exact = "gelu" if key != "activation_function" else "quick_gelu"  # GPT-2's may be exact
-    tanh = key != UNITS[0] or config.get(key) == "gelu_pytorch_tanh"
+    tanh = key != UNITS[0] or config.get(key) in ("gelu_new", "gelu_pytorch_tanh")
     for i, unit in enumerate(("relu", exact, "silu" if tanh else "gelu_pytorch_tanh")):
         with pytest.raises(ModelError, match=f"{key} '{unit}'; known: "):
             open_model(folder(name, tmp_path / str(i), {key: unit}))
@@ -302,8 +302,8 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
 PARTLY = (  # heads may turn so, or never do
     "tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
     "tiny2/glm4_moe_lite", "tiny2/minimax_m2", "tiny2/nemotron", "tiny2/nemotron_h",
-    "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
-    "tiny2/stablelm",
+    "tiny2/nemotron_h_moe", "tiny2/phi2", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe",
+    "tiny2/qwen3_next", "tiny2/stablelm",
 )  # fmt: skip
 
 
@@ -369,7 +369,8 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron", {"hidden_act": "silu"}),
         *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         ("tiny2/stablelm", {"hidden_act": "gelu"}),
-        ("tiny2/starcoder2", {"hidden_act": "gelu"}),
+        *((f"tiny2/{n}", {"hidden_act": "gelu"}) for n in ("phi2", "starcoder2")),
+        ("tiny2/phi2", {"qk_layernorm": True}),
         *(("tiny/arcee", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
         ("tiny/gemma", {"tie_word_embeddings": False}),
@@ -589,6 +590,8 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/olmoe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "intermediate_size": 2048}),
     ("tiny2/olmoe", {"norm_topk_prob": False}),
     ("tiny2/phi3", {"rms_norm_eps": 1e-5}),
+    ("tiny2/phi2", {"layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "qk_layernorm": False}),
+    ("tiny2/phi2", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/qwen2_moe", {"num_experts_per_tok": 4, "norm_topk_prob": False}),
     ("tiny2/qwen2_moe", {"intermediate_size": 5632, "moe_intermediate_size": 1408}),
     ("tiny2/qwen2_moe", {"shared_expert_intermediate_size": 5632}),
@@ -739,6 +742,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/nemotron", None, 4096, {}),
     ("tiny2/stablelm", 32, 4096, {}),
     ("tiny2/starcoder2", 2, 4096, {}),
+    ("tiny2/phi2", None, 2048, {}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),

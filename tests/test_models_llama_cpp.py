@@ -59,8 +59,8 @@ NAMES = (
     "tiny2/hunyuan_v1_dense", "tiny2/hunyuan_v1_moe", "tiny2/lfm2", "tiny2/lfm2_moe",
     "tiny2/llama4_text", "tiny2/minimax_m2", "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron",
     "tiny2/nemotron_h", "tiny2/nemotron_h_moe", "tiny2/olmo2", "tiny2/olmo3", "tiny2/olmoe",
-    "tiny2/phi3", "tiny2/qwen2_moe", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
-    "tiny2/seed_oss", "tiny2/smollm3", "tiny2/stablelm", "tiny2/starcoder2",
+    "tiny2/phi2", "tiny2/phi3", "tiny2/qwen2_moe", "tiny2/qwen3_5", "tiny2/qwen3_5_moe",
+    "tiny2/qwen3_next", "tiny2/seed_oss", "tiny2/smollm3", "tiny2/stablelm", "tiny2/starcoder2",
 )  # fmt: skip
 GEMMA3N, LLAMA4 = "tiny2/gemma3n", "tiny2/llama4_text"
 NEW, END, CONTEXT = 24, 257, 256

@@ -83,7 +83,7 @@ FAMILIES = {
     "tiny2/falcon_h1": ".",  # whose folders have factors beside their matrices
     "tiny2/granite_hybrid": "shared_mlp", "tiny2/deepseek_v2": r"kv_b_proj|mlp\.experts",
     "tiny2/gpt2": "c_attn|c_proj|c_fc", "tiny2/ministral3": "", "tiny2/hunyuan_v1_dense": "",
-    "tiny2/hunyuan_v1_moe": "experts", "tiny2/starcoder2": "",
+    "tiny2/hunyuan_v1_moe": "experts", "tiny2/starcoder2": "", "tiny2/phi2": "",
 }  # fmt: skip
 
 

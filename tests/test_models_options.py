@@ -44,6 +44,11 @@ def without_biases(tensors: Held, rng: np.random.Generator) -> Held:
     return {n: t for n, t in tensors.items() if not n.endswith(".bias") or "norm" in n}
 
 
+def tied(tensors: Held, rng: np.random.Generator) -> Held:
+    """No table of the logits."""
+    return {n: t for n, t in tensors.items() if n != "lm_head.weight"}
+
+
 LATENT = 24
 
 
@@ -220,6 +225,8 @@ CASES: dict[str, Case] = {
     ),
     "exaone_moe_whole": ("tiny2/exaone_moe", {"layer_types": ["full_attention"] * 5}, as_they_are),
     "exaone_moe_uneven": ("tiny2/exaone_moe", {"norm_topk_prob": False}, as_they_are),
+    "exaone_moe_tied": ("tiny2/exaone_moe", {"tie_word_embeddings": True}, tied),
+    "phi2_tied": ("tiny2/phi2", {"tie_word_embeddings": True}, tied),
     "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon

@@ -31,6 +31,7 @@ from . import (
     nemotron_h,
     olmo2,
     olmoe,
+    phi2,
     phi3,
     qwen2,
     qwen2_moe,
@@ -55,6 +56,7 @@ FAMILIES = (
     gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
     hunyuan.HUNYUAN_MOE, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2, nemotron.NEMOTRON,
     nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE,
-    phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM, starcoder2.STARCODER2,
+    phi2.PHI2, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
+    starcoder2.STARCODER2,
 )  # fmt: skip
 """Every family that comes with ggraph."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ggraph import ModelError
 
-from ..architecture import SHARED_NAMES, SWIGLU, Tensors
+from ..architecture import SHARED_NAMES, SWIGLU, untied
 from ..config import DecoderConfig, Keys
 from ..gguf_config import told_window
 from . import exaone4, glm4_moe
@@ -48,16 +48,10 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
     return glm4_moe.keys(c)
 
 
-def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """The table of logits in any case: llama.cpp does not take the embedding for it."""
-    shared = replace(tensors["token_embd.weight"], name="output.weight")
-    return {"output.weight": shared, **tensors}
-
-
 EXAONE_MOE = replace(
     glm4_moe.GLM4_MOE, name="exaone-moe", build=build, layer=None,
     hf=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), translate=translate, complete=complete,
-    read=read, store=store, keys=keys,
+    read=read, store=untied, keys=keys,
     layer_names={
         **SHARED_NAMES,
         **{f"mlp.{at}e_score_correction_bias": "exp_probs_b.bias" for at in ("", "gate.")},
