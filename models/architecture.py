@@ -86,6 +86,15 @@ def as_it_is(tensors: Tensors, config: DecoderConfig) -> Tensors:
     return tensors
 
 
+def untied(tensors: Tensors, config: DecoderConfig) -> Tensors:
+    """A `store` for families whose logits llama.cpp asks a table of their own for: the embedding,
+    where they share it."""
+    if "token_embd.weight" not in tensors:
+        return tensors
+    shared = replace(tensors["token_embd.weight"], name="output.weight")
+    return {"output.weight": shared, **tensors}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One family of models. Only `name` and `build` must be given."""

@@ -27,6 +27,7 @@ from .config import (
 KV_HEADS = "attention.head_count_kv"
 LEADING = "leading_dense_block_count"
 STEP = "interleave_moe_layer_step"  # each so-manieth layer has experts
+WINDOW = "attention.sliding_window"
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
 
@@ -144,7 +145,7 @@ def _epsilon(k: Keys) -> float:
 
 def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[str, Any]:
     """The sliding layers: which, how far they see, what else is theirs. A window of 0 is none."""
-    window = k.integer("attention.sliding_window", 0)
+    window = k.integer(WINDOW, 0)
     if not window:
         return {}
     found: dict[str, Any] = {"sliding_window": window}
@@ -165,6 +166,12 @@ def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[st
         turned = k.integer("rope.dimension_count_swa", own)
         found["window_rope"] = Rope(mode, turned, k.real("rope.freq_base_swa"), factors="")
     return found
+
+
+def told_window(k: Keys) -> None:
+    """ModelError where a file tells of no window, and llama.cpp must have one."""
+    if k.integer(WINDOW) < 1:
+        raise ModelError(f"GGUF metadata: {WINDOW} = {k.integer(WINDOW)}: expected 1 or more")
 
 
 def every(period: int, layers: int) -> tuple[bool, ...]:
@@ -298,7 +305,7 @@ def _rope_keys(rope: Rope) -> dict[str, Any]:
 def _window_keys(c: DecoderConfig) -> dict[str, Any]:
     if c.sliding_window is None:
         return {}
-    found: dict[str, Any] = {"attention.sliding_window": c.sliding_window}
+    found: dict[str, Any] = {WINDOW: c.sliding_window}
     if c.windowed_layers:  # all of them, too: left out, some families mean every so-manieth
         found["attention.sliding_window_pattern"] = np.array(c.windowed_layers, np.bool_)
     if c.window_head_dim:

@@ -199,7 +199,7 @@ def test_calls_of_the_page_on_a_machine_that_is_played(
     for folder, most in (("slow", played.MOST_BYTES), ("large", 1000)):
         played.MOST_BYTES = most
         (tmp_path / folder).mkdir()
-        one = [played.Call(1, "docs/", "", "touch $OUT/begun; sleep 60")]
+        one = [played.Call(1, calls[1].stays, "", "touch $OUT/begun; sleep 60")]
         assert played.rehearse(one, tmp_path / folder, None, 0.5) == 1
     assert (tmp_path / "slow" / "1" / "begun").is_file() and not [*(tmp_path / "large").iterdir()]
     assert "call 1: status 124" in capfd.readouterr().out

@@ -79,6 +79,7 @@ RELEASED = {
     "Command R": "command-r", "EXAONE 4": "exaone4", "Hunyuan": "hunyuan-dense",
     "SmolLM3": "smaug-bpe", "OLMo 2": "dbrx", "OLMoE": "olmo", "Granite 3": "refact",
     "Granite 4": "dbrx", "Falcon-H1": "falcon-h1", "Seed-OSS": "seed-coder", "GPT-2": "gpt-2",
+    "Trinity": "afmoe", "K-EXAONE": "exaone-moe",
 }  # fmt: skip
 
 

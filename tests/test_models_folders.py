@@ -26,7 +26,8 @@ from models.registry import config_from_hf, open_model
 from models.run.convert import model_to_gguf
 
 MIXTURES = (
-    "tiny/qwen3_moe", "tiny2/dots1", "tiny2/ernie4_5_moe", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
+    "tiny/qwen3_moe", "tiny2/afmoe", "tiny2/dots1", "tiny2/ernie4_5_moe", "tiny2/exaone_moe",
+    "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
     "tiny2/hunyuan_v1_moe", "tiny2/lfm2_moe", "tiny2/minimax_m2", "tiny2/mixtral", "tiny2/olmoe",
     "tiny2/qwen2_moe", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
 )  # fmt: skip
@@ -194,6 +195,30 @@ def test_hunyuan_a13b_as_it_was_released(tmp_path: Path) -> None:
     assert error(hf, "tiny2/hunyuan_v1_moe") < TOLERANCE
 
 
+def test_trinity_as_it_was_released(tmp_path: Path) -> None:
+    """Its first config tells of the router, and of an older rope."""
+    router = {"score_func": "sigmoid", "route_norm": True, "load_balance_coeff": 0.001}
+    groups = dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), 1)
+    rope = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": None}
+    hf = folder("tiny2/afmoe", tmp_path / "hf", {**router, **groups, **rope, "layer_types": None})
+    assert error(hf, "tiny2/afmoe") < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"])
+def test_k_exaone_as_it_was_released(name: str, tmp_path: Path) -> None:
+    """Periods by letters beside lists, a layer that only drafts, an older rope and class."""
+    told = {"architectures": [name], "sliding_window_pattern": "LLLG", "scoring_func": "sigmoid"}
+    rope = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": None}
+    changes = {**told, **rope, "num_nextn_predict_layers": 1}
+    hf = folder("tiny2/exaone_moe", tmp_path / "hf", changes)
+    tensors = load_file(hf / "model.safetensors")
+    tensors = {n.replace("mlp.e_score", "mlp.gate.e_score"): t for n, t in tensors.items()}
+    end = tensors["model.norm.weight"]
+    drafting = {f"mtp.{n}.weight": end for n in ("fc", "norm", "layers.0.input_layernorm")}
+    save_file({**tensors, **drafting}, hf / "model.safetensors")
+    assert error(hf, "tiny2/exaone_moe") < TOLERANCE
+
+
 def test_minimax_m2_as_it_was_released(tmp_path: Path) -> None:
     """The share of a head that turns is told as so many features."""
     told = {"rope_parameters": None, "rope_theta": 10000.0, "rotary_dim": 8}
@@ -262,7 +287,7 @@ def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> Non
     config = json.loads((GOLDEN / name / "config.json").read_text())
     key = next((key for key in UNITS if key in config), UNITS[0])
     exact = "gelu" if key != "activation_function" else "quick_gelu"  # GPT-2's may be exact
-    tanh = key != UNITS[0] or config.get(key) == "gelu_pytorch_tanh"
+    tanh = key != UNITS[0] or config.get(key) in ("gelu_new", "gelu_pytorch_tanh")
     for i, unit in enumerate(("relu", exact, "silu" if tanh else "gelu_pytorch_tanh")):
         with pytest.raises(ModelError, match=f"{key} '{unit}'; known: "):
             open_model(folder(name, tmp_path / str(i), {key: unit}))
@@ -277,8 +302,8 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
 PARTLY = (  # heads may turn so, or never do
     "tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/gpt2", "tiny2/glm4", "tiny2/glm4_moe",
     "tiny2/glm4_moe_lite", "tiny2/minimax_m2", "tiny2/nemotron", "tiny2/nemotron_h",
-    "tiny2/nemotron_h_moe", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next",
-    "tiny2/stablelm",
+    "tiny2/nemotron_h_moe", "tiny2/phi2", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe",
+    "tiny2/qwen3_next", "tiny2/stablelm",
 )  # fmt: skip
 
 
@@ -300,8 +325,8 @@ PARTLY = (  # heads may turn so, or never do
           for key, odd in (("active_idx", 1), ("num_inputs", 3), ("correct_scale", False))),
         ("tiny2/gemma3n", {"attention_bias": True}),
         *((n, {"topk_group": kept, "n_group": groups})
-          for n in ("tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/glm4_moe",
-                    "tiny2/glm4_moe_lite", "tiny2/nemotron_h_moe")
+          for n in ("tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/exaone_moe",
+                    "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/nemotron_h_moe")
           for kept, groups in ((3, 2), (0, 2), (1, 3), (1, 16))),
         *((n, {"topk_group": 8, "n_group": 8})  # which have no two best
           for n in ("tiny2/deepseek_v3", "tiny2/glm4_moe")),
@@ -320,7 +345,13 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/qwen3_next", {"norm_topk_prob": False}),
         ("tiny2/olmoe", {"clip_qkv": 8.0}),
         ("tiny2/apertus", {"hidden_act": "silu"}),
-        *((n, {"attention_bias": True}) for n in ("tiny2/apertus", "tiny2/dots1")),
+        *((n, {"attention_bias": True}) for n in ("tiny2/afmoe", "tiny2/apertus", "tiny2/dots1")),
+        *(("tiny2/afmoe", {key: 2})
+          for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups")),
+        ("tiny2/afmoe", {"score_func": "softmax"}),
+        ("tiny2/afmoe", {"route_norm": False}),
+        ("tiny2/exaone_moe", {"scoring_func": "softmax"}),
+        ("tiny2/exaone_moe", {"mlp_layer_types": ["sparse"] * 4 + ["dense"]}),
         ("tiny2/minimax_m2", {"scoring_func": "softmax"}),
         *(("tiny2/hunyuan_v1_moe", {key: True})
           for key in ("attention_bias", "mlp_bias", "use_cla", "use_mla")),
@@ -338,7 +369,8 @@ PARTLY = (  # heads may turn so, or never do
         ("tiny2/nemotron", {"hidden_act": "silu"}),
         *(("tiny2/nemotron", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         ("tiny2/stablelm", {"hidden_act": "gelu"}),
-        ("tiny2/starcoder2", {"hidden_act": "gelu"}),
+        *((f"tiny2/{n}", {"hidden_act": "gelu"}) for n in ("phi2", "starcoder2")),
+        ("tiny2/phi2", {"qk_layernorm": True}),
         *(("tiny/arcee", {f"{part}_bias": True}) for part in ("attention", "mlp")),
         *(("tiny/gemma", {key: True}) for key in ("attention_bias", "use_bidirectional_attention")),
         ("tiny/gemma", {"tie_word_embeddings": False}),
@@ -535,6 +567,7 @@ def test_all_layers_of_exaone_4_turn_where_none_slides(tmp_path: Path) -> None:
 THETA = {"rope_type": "default"}
 CHUNKED = "chunked_attention"
 KINDS = [CHUNKED, CHUNKED, CHUNKED, FULL, CHUNKED, CHUNKED]
+SWA = [*["sliding_attention"] * 3, FULL, "sliding_attention"]
 LINEAR = "linear_attention"
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
@@ -557,6 +590,8 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
     ("tiny2/olmoe", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "intermediate_size": 2048}),
     ("tiny2/olmoe", {"norm_topk_prob": False}),
     ("tiny2/phi3", {"rms_norm_eps": 1e-5}),
+    ("tiny2/phi2", {"layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "qk_layernorm": False}),
+    ("tiny2/phi2", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.5}}),
     ("tiny2/qwen2_moe", {"num_experts_per_tok": 4, "norm_topk_prob": False}),
     ("tiny2/qwen2_moe", {"intermediate_size": 5632, "moe_intermediate_size": 1408}),
     ("tiny2/qwen2_moe", {"shared_expert_intermediate_size": 5632}),
@@ -588,6 +623,15 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
                            "rope_theta": 1e6},
         "sliding_attention": {"rope_theta": 1e4}}}),
     ("tiny2/exaone4", {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}),
+    ("tiny2/exaone_moe", {"rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": SWA}),
+    ("tiny2/exaone_moe", {"mlp_layer_types": [*["dense"] * 2, *["sparse"] * 3]}),
+    ("tiny2/exaone_moe", {"intermediate_size": 16384, "moe_intermediate_size": 1024}),
+    ("tiny2/exaone_moe", {"norm_topk_prob": True, "routed_scaling_factor": 2.5}),
+    ("tiny2/exaone_moe", {"num_shared_experts": 1, "n_group": 1, "topk_group": 1}),
+    ("tiny2/afmoe", {"rms_norm_eps": 1e-5, "sliding_window": 1024, "layer_types": SWA}),
+    ("tiny2/afmoe", {"global_attn_every_n_layers": 4, "num_dense_layers": 1, "head_dim": 128}),
+    ("tiny2/afmoe", {"num_shared_experts": 2, "route_scale": 1.0, "mup_enabled": False}),
+    ("tiny2/afmoe", {"intermediate_size": 6144, "moe_intermediate_size": 1408}),
     ("tiny2/hunyuan_v1_dense", {"rms_norm_eps": 1e-5}),
     ("tiny2/hunyuan_v1_moe", {"rms_norm_eps": 1e-5, "moe_intermediate_size": [24] * 4}),
     ("tiny2/hunyuan_v1_moe", {"moe_topk": 1, "intermediate_size": 11008, "num_shared_expert": 1}),
@@ -663,6 +707,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/ernie4_5", 2, 131072, {"head_dim": 128}),
     ("tiny2/ernie4_5_moe", 4, 131072, {}),
     ("tiny2/exaone4", 32, 2048, {}),
+    ("tiny2/exaone_moe", 32, 2048, {"num_experts": 64, "num_experts_per_tok": 8}),
     ("tiny2/falcon_h1", 8, 8192, {}),
     ("tiny2/gemma2", 4, 8192, {"head_dim": 256}),
     ("tiny2/gemma3_text", 4, 131072, {"head_dim": 256}),
@@ -688,6 +733,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/deepseek_v3", None, 4096, {
         "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 8, **LATENT}),
+    ("tiny2/afmoe", None, 16384, {"num_experts": 64, "num_experts_per_tok": 6}),
     ("tiny2/apertus", None, 65536, {}),
     ("tiny2/dots1", 32, 2048, {"moe_intermediate_size": 1408}),
     ("tiny2/llama4_text", 8, 131072, {"head_dim": 128}),
@@ -696,6 +742,7 @@ SIZES: tuple[tuple[str, int | None, int, dict[str, Any]], ...] = (  # likewise; 
     ("tiny2/nemotron", None, 4096, {}),
     ("tiny2/stablelm", 32, 4096, {}),
     ("tiny2/starcoder2", 2, 4096, {}),
+    ("tiny2/phi2", None, 2048, {}),
     ("tiny2/phi3", 32, 4096, {}),
     ("tiny2/qwen2_moe", 16, 32768, {}),
     ("tiny2/qwen3_5", 4, 32768, {"head_dim": 256, **LINEAR_SIZES}),
@@ -786,6 +833,7 @@ def test_odd_heads_of_qwen_3_next_are_refused(key: str, value: Any, tmp_path: Pa
 
 
 DRAFTING = {
+    "tiny2/exaone_moe": ("mtp.fc", "mtp.norm", "mtp.layers.0.input_layernorm"),
     "tiny2/ernie4_5_moe": ("model.mtp_block.0.mlp.up_proj", "model.mtp_emb_norm.0"),
     "tiny2/qwen3_next": ("mtp.fc", "mtp.norm", "mtp.layers.0.input_layernorm"),
 }

@@ -54,17 +54,17 @@ GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
     "tiny/llama_tied", "tiny/llama3_rope_scaled", "tiny/qwen2_bias", "tiny/qwen2_5_vl",
     "tiny/qwen3_qknorm", "tiny/qwen3_moe", "tiny/qwen3_vl", "tiny/qwen3_vl_moe", "tiny/arcee",
-    "tiny/cohere", "tiny/cohere2", "tiny/gemma", "tiny2/apertus", "tiny2/deepseek_v2",
-    "tiny2/deepseek_v3", "tiny2/dots1", "tiny2/ernie4_5", "tiny2/ernie4_5_moe", "tiny2/exaone4",
-    "tiny2/falcon_h1", "tiny2/gemma2", "tiny2/gemma3_text", "tiny2/gemma3n", "tiny2/gemma4_k_eq_v",
-    "tiny2/gemma4_moe", "tiny2/gemma4_text", "tiny2/glm4", "tiny2/glm4_moe", "tiny2/glm4_moe_lite",
-    "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite", "tiny2/granite_hybrid",
-    "tiny2/granite_hybrid_moe", "tiny2/granite_moe", "tiny2/hunyuan_v1_dense",
-    "tiny2/hunyuan_v1_moe", "tiny2/lfm2", "tiny2/lfm2_moe", "tiny2/llama4_text", "tiny2/minimax_m2",
-    "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron", "tiny2/nemotron_h",
-    "tiny2/nemotron_h_moe", "tiny2/olmo2", "tiny2/olmo3", "tiny2/olmoe", "tiny2/phi3",
-    "tiny2/qwen2_moe", "tiny2/qwen3_5", "tiny2/qwen3_5_moe", "tiny2/qwen3_next", "tiny2/seed_oss",
-    "tiny2/smollm3", "tiny2/stablelm", "tiny2/starcoder2",
+    "tiny/cohere", "tiny/cohere2", "tiny/gemma", "tiny2/afmoe", "tiny2/apertus",
+    "tiny2/deepseek_v2", "tiny2/deepseek_v3", "tiny2/dots1", "tiny2/ernie4_5", "tiny2/ernie4_5_moe",
+    "tiny2/exaone4", "tiny2/exaone_moe", "tiny2/falcon_h1", "tiny2/gemma2", "tiny2/gemma3_text",
+    "tiny2/gemma3n", "tiny2/gemma4_k_eq_v", "tiny2/gemma4_moe", "tiny2/gemma4_text", "tiny2/glm4",
+    "tiny2/glm4_moe", "tiny2/glm4_moe_lite", "tiny2/gpt2", "tiny2/gpt_oss", "tiny2/granite",
+    "tiny2/granite_hybrid", "tiny2/granite_hybrid_moe", "tiny2/granite_moe",
+    "tiny2/hunyuan_v1_dense", "tiny2/hunyuan_v1_moe", "tiny2/lfm2", "tiny2/lfm2_moe",
+    "tiny2/llama4_text", "tiny2/minimax_m2", "tiny2/ministral3", "tiny2/mixtral", "tiny2/nemotron",
+    "tiny2/nemotron_h", "tiny2/nemotron_h_moe", "tiny2/olmo2", "tiny2/olmo3", "tiny2/olmoe",
+    "tiny2/phi2", "tiny2/phi3", "tiny2/qwen2_moe", "tiny2/qwen3_5", "tiny2/qwen3_5_moe",
+    "tiny2/qwen3_next", "tiny2/seed_oss", "tiny2/smollm3", "tiny2/stablelm", "tiny2/starcoder2",
 )  # fmt: skip
 GEMMA3N, LLAMA4 = "tiny2/gemma3n", "tiny2/llama4_text"
 NEW, END, CONTEXT = 24, 257, 256

@@ -78,11 +78,12 @@ FAMILIES = {
     "tiny2/gemma3n": "altup_(unembed_)?projections",  # which are one tensor there
     "tiny2/gemma4_text": r"2\.self_attn\.v_proj",  # which its keys stand for
     "tiny2/glm4": "", "tiny2/granite": "", "tiny2/olmo2": "", "tiny2/exaone4": "",
+    "tiny2/afmoe": r"mlp\.experts", "tiny2/exaone_moe": r"mlp\.experts",
     "tiny2/smollm3": "", "tiny2/ernie4_5": "", "tiny2/qwen3_5": "linear_attn", "tiny2/lfm2": "",
     "tiny2/falcon_h1": ".",  # whose folders have factors beside their matrices
     "tiny2/granite_hybrid": "shared_mlp", "tiny2/deepseek_v2": r"kv_b_proj|mlp\.experts",
     "tiny2/gpt2": "c_attn|c_proj|c_fc", "tiny2/ministral3": "", "tiny2/hunyuan_v1_dense": "",
-    "tiny2/hunyuan_v1_moe": "experts", "tiny2/starcoder2": "",
+    "tiny2/hunyuan_v1_moe": "experts", "tiny2/starcoder2": "", "tiny2/phi2": "",
 }  # fmt: skip
 
 

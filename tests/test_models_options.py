@@ -44,6 +44,11 @@ def without_biases(tensors: Held, rng: np.random.Generator) -> Held:
     return {n: t for n, t in tensors.items() if not n.endswith(".bias") or "norm" in n}
 
 
+def tied(tensors: Held, rng: np.random.Generator) -> Held:
+    """No table of the logits."""
+    return {n: t for n, t in tensors.items() if n != "lm_head.weight"}
+
+
 LATENT = 24
 
 
@@ -209,6 +214,19 @@ CASES: dict[str, Case] = {
     "stablelm_beside": (
         "tiny2/stablelm", {"use_parallel_residual": True, "qk_layernorm": True}, side_by_side,
     ),
+    "afmoe_unscaled": ("tiny2/afmoe", {"mup_enabled": False}, as_they_are),
+    "afmoe_third": (
+        "tiny2/afmoe", {"global_attn_every_n_layers": 3, "layer_types": None}, as_they_are,
+    ),
+    "exaone_moe_groups": ("tiny2/exaone_moe", TWO, as_they_are),
+    "exaone_moe_other_layers": (
+        "tiny2/exaone_moe", {"layer_types": ["full_attention", *["sliding_attention"] * 4]},
+        as_they_are,
+    ),
+    "exaone_moe_whole": ("tiny2/exaone_moe", {"layer_types": ["full_attention"] * 5}, as_they_are),
+    "exaone_moe_uneven": ("tiny2/exaone_moe", {"norm_topk_prob": False}, as_they_are),
+    "exaone_moe_tied": ("tiny2/exaone_moe", {"tie_word_embeddings": True}, tied),
+    "phi2_tied": ("tiny2/phi2", {"tie_word_embeddings": True}, tied),
     "glm_epsilon": ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-2}, as_they_are),
 }  # fmt: skip
 ANOTHER = ("glm_epsilon",)  # whose GGUF files mean something else: all norms have one epsilon
@@ -218,6 +236,8 @@ NO_EXPERTS = r"layers \[0, 2, 3, 4\] have no experts"
 UNTOLD = {  # by GGUF
     "gpt2_exact": "GELU is exact", "lfm2_biases": BIASES, "lfm2_moe_biases": BIASES,
     "qwen2_moe_dense": NO_EXPERTS, "qwen2_moe_summing": "experts' shares sum to 1",
+    "afmoe_unscaled": "embeddings have no factor", "afmoe_third": FOURTH,
+    "exaone_moe_whole": "no layer slides",
     "dots1_sliding": "layers slide", "qwen3_moe_dense": NO_EXPERTS, "ernie_biases": MATRICES,
     "falcon_biases": MATRICES, "llama4_whole": FOURTH, "llama4_third": FOURTH,
     "llama4_uneven": "queries and keys are not normalised",

@@ -289,7 +289,7 @@ def test_yarn_turns_the_full_layers_of_olmo_3_alone(
             assert found == ((1.0, 0.0, 1.0) if slides else (0.125, 1.0, 1.25)), i
 
 
-ALTERNATING = ("gemma2", "gemma3_text", "gemma3n", "gpt_oss", "exaone4", "olmo3")
+ALTERNATING = ("gemma2", "gemma3_text", "gemma3n", "gpt_oss", "exaone4", "exaone_moe", "olmo3")
 
 
 @pytest.mark.parametrize("name", ALTERNATING)
@@ -313,9 +313,10 @@ CONVERTED = {  # what llama.cpp's converter leaves out
 }  # fmt: skip
 
 
-def test_a_cohere_2_as_it_was_converted(tmp_path: Path) -> None:
-    path = changed("tiny/cohere2", tmp_path / "m.gguf", CONVERTED)
-    expected = np.load(GOLDEN / "tiny" / "cohere2" / "expected.npz")
+@pytest.mark.parametrize("name", ["tiny/cohere2", "tiny2/afmoe", "tiny2/exaone_moe"])
+def test_layers_that_alone_turn_as_they_were_converted(name: str, tmp_path: Path) -> None:
+    path = changed(name, tmp_path / "m.gguf", CONVERTED)
+    expected = np.load(GOLDEN / name / "expected.npz")
     got = run_all(path, expected["ids"].tolist())["logits"]
     assert spread_error(got, expected["logits"]) < TOLERANCE
 
@@ -325,11 +326,14 @@ def test_a_cohere_2_as_it_was_converted(tmp_path: Path) -> None:
     [
         ("tiny/cohere", "logit_scale", None),
         ("tiny/cohere", "logit_scale", 0.0),
-        ("tiny/cohere2", "attention.sliding_window", None),
-        ("tiny/cohere2", "attention.sliding_window", 0),
+        *(
+            (name, "attention.sliding_window", none)
+            for name in ("tiny/cohere2", "tiny2/afmoe", "tiny2/exaone_moe")
+            for none in (None, 0)
+        ),
     ],
 )
-def test_what_a_cohere_s_file_must_say(name: str, key: str, value: Any, tmp_path: Path) -> None:
+def test_what_such_a_file_must_say(name: str, key: str, value: Any, tmp_path: Path) -> None:
     path = changed(name, tmp_path / "m.gguf", {key: value})
     with pytest.raises(ModelError, match=f"{key} is missing|{key} =|logits_scaling = 0.0"):
         open_model(path)

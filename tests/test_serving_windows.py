@@ -8,7 +8,7 @@ import pytest
 from serving_kit import World, differences, history
 from small_model import TINY, small_model
 
-NAMES = "tiny/mistral_sliding", "tiny2/gemma3n", "tiny2/llama4_text"
+NAMES = "tiny/mistral_sliding", "tiny2/afmoe", "tiny2/gemma3n", "tiny2/llama4_text"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -53,6 +53,17 @@ _DEEPSEEK3 = (
     rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}"
 )
+# Digits from behind in threes; the first of them stay with what is before them.
+_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff"
+    "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+# Words with single spaces between them are one.
+_EXAONE = (
+    rf"{_CASELESS}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}|{_SYMBOLS}[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 # Letters with two cases, as the makers of DeepSeek LLM listed them: by code, since normalisation
 # would change some.
 _CASED_LETTERS = (
@@ -103,6 +114,8 @@ _KINDS: tuple[tuple[str, PreTokenizer], ...] = (
         "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
         PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3)),
     ),
+    ("afmoe", PreTokenizer((_THREES, _ASIAN, _DEEPSEEK3))),
+    ("exaone-moe", PreTokenizer((_EXAONE,))),
     (
         "deepseek-llm",
         PreTokenizer(

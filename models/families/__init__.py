@@ -1,6 +1,7 @@
 """One module for each family of models: its graph, made of `blocks`, and what its files say."""
 
 from . import (
+    afmoe,
     apertus,
     arcee,
     cohere,
@@ -8,6 +9,7 @@ from . import (
     dots1,
     ernie45,
     exaone4,
+    exaone_moe,
     falcon_h1,
     gemma,
     gemma2,
@@ -29,6 +31,7 @@ from . import (
     nemotron_h,
     olmo2,
     olmoe,
+    phi2,
     phi3,
     qwen2,
     qwen2_moe,
@@ -45,14 +48,15 @@ from . import (
 FAMILIES = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, llama4.LLAMA4, ministral3.MINISTRAL3, qwen2.QWEN2,
     qwen2.QWEN2_VL, qwen2_moe.QWEN2_MOE, qwen3.QWEN3, qwen3.QWEN3_VL, qwen3_moe.QWEN3_MOE,
-    qwen3_moe.QWEN3_VL_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT,
+    qwen3_moe.QWEN3_VL_MOE, qwen35.QWEN35, qwen35.QWEN35_MOE, qwen3_next.QWEN3_NEXT, afmoe.AFMOE,
     apertus.APERTUS, arcee.ARCEE, cohere.COMMAND_R, cohere.COHERE2, deepseek2.DEEPSEEK2,
     deepseek2.DEEPSEEK_V2, deepseek2.DEEPSEEK_V3, dots1.DOTS1, ernie45.ERNIE45, ernie45.ERNIE45_MOE,
-    exaone4.EXAONE4, falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3,
-    gemma3n.GEMMA3N, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2, gpt_oss.GPT_OSS,
-    granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
+    exaone4.EXAONE4, exaone_moe.EXAONE_MOE, falcon_h1.FALCON_H1, gemma.GEMMA, gemma2.GEMMA2,
+    gemma3.GEMMA3, gemma3n.GEMMA3N, gemma4.GEMMA4, glm4.GLM4, glm4_moe.GLM4_MOE, gpt2.GPT2,
+    gpt_oss.GPT_OSS, granite.GRANITE, granite.GRANITE_MOE, granite.GRANITE_HYBRID, hunyuan.HUNYUAN,
     hunyuan.HUNYUAN_MOE, lfm2.LFM2, lfm2.LFM2_MOE, minimax_m2.MINIMAX_M2, nemotron.NEMOTRON,
     nemotron_h.NEMOTRON_H, nemotron_h.NEMOTRON_H_MOE, olmo2.OLMO2, olmo2.OLMO3, olmoe.OLMOE,
-    phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM, starcoder2.STARCODER2,
+    phi2.PHI2, phi3.PHI3, seed_oss.SEED_OSS, smollm3.SMOLLM3, stablelm.STABLELM,
+    starcoder2.STARCODER2,
 )  # fmt: skip
 """Every family that comes with ggraph."""

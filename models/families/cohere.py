@@ -16,11 +16,11 @@ from .. import blocks
 from ..architecture import SWIGLU, Architecture, pairing_neighbours
 from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
-from ..gguf_config import types_every
+from ..gguf_config import told_window, types_every
 from ..hf_config import rope_kind, scaling_of, without_window
 
 PERIOD = 4  # of Cohere 2's full layers, where a file does not say
-SCALE, WINDOW = "logit_scale", "attention.sliding_window"
+SCALE = "logit_scale"
 
 
 def build(s: Step) -> Graph:
@@ -75,8 +75,7 @@ def read(k: Keys, layers: int) -> Mapping[str, Any]:
 
 def read_r7b(k: Keys, layers: int) -> Mapping[str, Any]:
     """The same. ModelError where a file tells of no window, which llama.cpp must have."""
-    if k.integer(WINDOW) < 1:
-        raise ModelError(f"GGUF metadata: {WINDOW} = {k.integer(WINDOW)}: expected 1 or more")
+    told_window(k)
     return read(k, layers)
 
 

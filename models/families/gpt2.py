@@ -36,10 +36,10 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     mixed = blocks.attention(s, blocks.layer_norm(s, x, f"blk.{i}.attn_norm"), i)
     h = s.asked(x, i) + mixed
-    return h + _feed_forward(s, blocks.layer_norm(s, h, f"blk.{i}.ffn_norm"), i)
+    return h + feed_forward(s, blocks.layer_norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
-def _feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
+def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
     """down(gelu(up x)), [T, E] -> [T, E]."""
     up = blocks.linear(s, x, f"blk.{i}.ffn_up", s.config.intermediate_size)
     hidden = ops.gelu_erf(up) if s.config.exact_gelu else ops.gelu(up)
