@@ -258,16 +258,16 @@ def test_a_window_reads_the_end_of_what_waits(
     features = EXPECTED["features"]
     head = open_head(TINY / "eagle3_for_llama_tied", target)
     runner = DraftRunner(head, session, CONTEXT, cache_dtype=F32)
-    windowed = EagleDrafter(runner, tree=tree, window=9)
+    windowed = EagleDrafter(runner, tree=tree, window=17)
     windowed.begin(IDS[0])
     apart = open_session(threads=1, exact=True)  # heads of one name share a session's cache
     tail = drafter(apart, target, tree)
-    tail.begin(IDS[10])
+    tail.begin(IDS[2])
     for start, stop in ((1, 20), (20, 23), (23, 24)):
         windowed.observe(IDS[start:stop], features[start - 1 : stop - 1])
-        tail.observe(IDS[max(start, 11) : stop], features[max(start, 11) - 1 : stop - 1])
+        tail.observe(IDS[max(start, 3) : stop], features[max(start, 3) - 1 : stop - 1])
         assert windowed.propose(6) == tail.propose(6)
-    assert windowed.runner.offset == 10 and windowed.runner.past == 13
+    assert windowed.runner.offset == 2 and windowed.runner.past == 13
     with pytest.raises(InputError, match="windows 0 and None"):
         EagleDrafter(runner, window=0)
 

@@ -85,6 +85,7 @@ def golden_ids(name: str) -> list[int]:
     return found[:24]
 
 
+@pytest.mark.filterwarnings("ignore:.*llama.cpp passes over scales")
 @pytest.mark.parametrize("name", NAMES)
 def test_products_are_multiplied_by_their_scales(name: str, tmp_path: Path) -> None:
     """And again where the file is written anew, with its scales."""
