@@ -267,7 +267,7 @@ def test_a_window_reads_the_end_of_what_waits(
         windowed.observe(IDS[start:stop], features[start - 1 : stop - 1])
         tail.observe(IDS[max(start, 3) : stop], features[max(start, 3) - 1 : stop - 1])
         assert windowed.propose(6) == tail.propose(6)
-    assert windowed.runner.offset == 2 and windowed.runner.past == 13
+    assert windowed.runner.offset == 2 and windowed.runner.past == 21
     with pytest.raises(InputError, match="windows 0 and None"):
         EagleDrafter(runner, window=0)
 
