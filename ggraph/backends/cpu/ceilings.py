@@ -16,7 +16,7 @@ from ggraph.backends.cpu.codegen.words import fma
 from ggraph.backends.cpu.kernels import amx
 from ggraph.backends.cpu.kernels.blocks import prefetch
 from ggraph.backends.cpu.kernels.dots import Dot
-from ggraph.backends.cpu.kernels.places import PLACES, ahead
+from ggraph.backends.cpu.kernels.places import AHEAD, PLACES
 from ggraph.backends.cpu.runtime import copying  # noqa: F401  (registers "copy")
 from ggraph.backends.cpu.runtime.pages import LINE
 from ggraph.backends.cpu.runtime.pool import Pool
@@ -44,7 +44,7 @@ def stream_read(k: Kernel) -> None:
     for i in k.share(chunks):
         for place in k.loop(0, k.arg("places")):
             at = x + (place * chunks + i) * CHUNK
-            prefetch(k, at + ahead(k), CHUNK, near=True)
+            prefetch(k, at + AHEAD, CHUNK, near=True)
             for s, total in enumerate(sums):
                 total.value = total.value ^ k.load(at + s * 32, I32X8)
     for total in sums[1:]:

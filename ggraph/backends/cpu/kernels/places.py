@@ -19,14 +19,11 @@ from ggraph.backends.cpu.kernels.sums import add_block
 from ggraph.backends.cpu.kernels.tiles import BLOCK, HALF, X_BLOCK, FloatLayout, Packed
 
 PLACES = 4
+# Bytes between use and prefetch at each place. 512 to 1024 are alike on Zen 3 and 4; 1024 are a
+# third faster on Zen 5 without its 512 bits, and 2048 slower on Zen 3 and, by 4 %, on Zen 4; on
+# Intel's 1024 to 2048 are alike.
+AHEAD = 1024
 TURN = 512  # bytes of plain numbers that are met of a place in turn; 2048 are a tenth slower
-
-
-def ahead(k: Kernel) -> int:
-    """Bytes between use and prefetch at each place. Where what is read once passes the caches by,
-    512 to 1024 are alike on Zen 3, and 1024 a third faster on Zen 5 without its 512 bits; 2048 are
-    slower on the one and faster on the other. Elsewhere 1024 to 2048 are alike."""
-    return 1024 if k.isa.bypasses else 2048
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Places:
 
     @staticmethod
     def of(k: Kernel, layout: Packed, tile_bytes: Val, most: int) -> "Places | None":
-        """On the stack; where one place is as good, as with 512 bits on AMD's, none. More than one
+        """On the stack; where one place is as good, as with 512 bits on Zen 5, none. More than one
         row was not measured with 256 bits on these."""
         if k.isa.bypasses and k.isa.lanes > HALF:
             return None
@@ -80,7 +77,7 @@ class Places:
                 x = rows.at((i * layout.blocks + j) * X_BLOCK)
                 for s in k.loop(0, some):
                     block = Block(k, layout, tile + i * layout.run_bytes + s * apart, j)
-                    ask_ahead(block, ahead(k), near=True)
+                    ask_ahead(block, AHEAD, near=True)
                     add_block(k, block, x, self._held(s, rows))
 
     def _columns(self, tile: Val, some: Val, apart: Val, rows: Rows) -> None:
@@ -93,6 +90,6 @@ class Places:
             for s in k.loop(0, some):
                 columns = ((i, rows.at(i * 4)) for i in k.loop(c, end))
                 float_sums(
-                    k, layout, self._home(s), tile + s * apart, rows.count, columns, ahead(k),
+                    k, layout, self._home(s), tile + s * apart, rows.count, columns, AHEAD,
                     begun=True, near=True,
                 )  # fmt: skip
