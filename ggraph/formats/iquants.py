@@ -13,15 +13,11 @@ import numpy as np
 from ggraph.formats import grids
 from ggraph.formats.grids import Grid
 from ggraph.formats.levels import FP4_VALUES
+from ggraph.formats.ternary import half
 
 Array = np.ndarray[Any, Any]
 SEVENS = np.array([0, 7, 14, 21], np.uint32)  # where the signs of four octets begin in a word
 EIGHT = np.arange(8, dtype=np.uint8)
-
-
-def _half(b: Array) -> Array:
-    """Two bytes of each block as float32 [N, 1]."""
-    return np.ascontiguousarray(b).view("<f2").astype(np.float32)
 
 
 def _words(b: Array, kind: str) -> Array:
@@ -62,14 +58,14 @@ def read_iq2_xxs(b: Array) -> Array:
     words = _words(b[:, 2:], "<u4").reshape(-1, 8, 2)
     index = _words(words[:, :, 0], "u1").reshape(-1, 32)
     signs = (words[:, :, 1:] >> SEVENS & 127).astype(np.uint8).reshape(-1, 32)
-    step = _half(b[:, :2]) * _odd(words[:, :, 1] >> 28)
+    step = half(b[:, :2]) * _odd(words[:, :, 1] >> 28)
     return _from_grid(step, grids.IQ2_XXS, index, _eighth(signs), 1 / 8)
 
 
 def read_iq2_xs(b: Array) -> Array:
     """Per octet nine bits of index below seven signs; per 16 values four bits of scale."""
     both = _words(b[:, 2:66], "<u2")
-    step = _half(b[:, :2]) * _odd(_fours(b[:, 66:]))
+    step = half(b[:, :2]) * _odd(_fours(b[:, 66:]))
     signs = _eighth((both >> 9).astype(np.uint8))
     return _from_grid(step, grids.IQ2_XS, both & 511, signs, 1 / 8)
 
@@ -78,7 +74,7 @@ def read_iq2_s(b: Array) -> Array:
     """Indices, all signs, two upper bits of each index, then scales as in IQ2_XS."""
     upper = b[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
     index = b[:, 2:34] | upper.reshape(-1, 32).astype(np.uint16) << 8
-    step = _half(b[:, :2]) * _odd(_fours(b[:, 74:]))
+    step = half(b[:, :2]) * _odd(_fours(b[:, 74:]))
     return _from_grid(step, grids.IQ2_S, index, b[:, 34:66], 1 / 8)
 
 
@@ -86,14 +82,14 @@ def read_iq3_xxs(b: Array) -> Array:
     """64 indices; then per 32 values a word as in IQ2_XXS."""
     words = _words(b[:, 66:], "<u4")
     signs = (words[:, :, None] >> SEVENS & 127).astype(np.uint8).reshape(-1, 32)
-    step = _half(b[:, :2]) * _odd(words >> 28)
+    step = half(b[:, :2]) * _odd(words >> 28)
     return _from_grid(step, grids.IQ3_XXS, b[:, 2:66], _eighth(signs), 1 / 4)
 
 
 def read_iq3_s(b: Array) -> Array:
     """64 indices, their ninth bits, all signs, then four bits of scale per 32 values."""
     index = b[:, 2:66] | _bits(b[:, 66:74]).astype(np.uint16) << 8
-    step = _half(b[:, :2]) * _odd(_fours(b[:, 106:]))
+    step = half(b[:, :2]) * _odd(_fours(b[:, 106:]))
     return _from_grid(step, grids.IQ3_S, index, b[:, 74:106], 1)
 
 
@@ -111,7 +107,7 @@ def read_iq1_s(b: Array) -> Array:
     upper = _words(b[:, 34:], "<u2")  # [N, 8]
     index = upper[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)
     index = b[:, 2:34] | index.reshape(-1, 32) << np.uint16(8)
-    step = _half(b[:, :2]) * _odd(upper >> 12 & 7)
+    step = half(b[:, :2]) * _odd(upper >> 12 & 7)
     return _moved(step, index, upper >> 15 != 0)
 
 
@@ -121,7 +117,7 @@ def read_iq1_m(b: Array) -> Array:
     upper, words = _fours(b[:, 32:48]), _words(b[:, 48:], "<u2")  # [N, 32], [N, 4]
     index = b[:, :32] | (upper & 7).astype(np.uint16) << 8
     quarters = (words >> 12) << np.array([0, 4, 8, 12], np.uint16)
-    d = _half(np.bitwise_or.reduce(quarters, axis=1, keepdims=True))
+    d = half(np.bitwise_or.reduce(quarters, axis=1, keepdims=True))
     scales = words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)
     return _moved(d * _odd(scales.reshape(-1, 16)), index, upper & 8 != 0)
 
@@ -146,5 +142,5 @@ def read_nvfp4(b: Array) -> Array:
 
 def read_q1_0(b: Array) -> Array:
     """Bits: d where they are set, -d elsewhere."""
-    d = _half(b[:, :2])
+    d = half(b[:, :2])
     return np.where(_bits(b[:, 2:]) != 0, d, -d)

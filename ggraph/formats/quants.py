@@ -58,7 +58,7 @@ from ggraph.formats.iquants import (
 )
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 from ggraph.formats.quantise import quantize
-from ggraph.formats.ternary import read_tq1_0, read_tq2_0
+from ggraph.formats.ternary import half, read_tq1_0, read_tq2_0
 
 __all__ = ["dequantize", "quantize"]
 
@@ -108,7 +108,7 @@ def _eights(dtype: DType) -> Array:
 
 def _half(blocks: Array, at: int) -> Array:
     """The float16 at byte `at` of every block, as float32 [N, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+    return half(blocks[:, at : at + 2])
 
 
 def _nibbles(packed: Array) -> Array:

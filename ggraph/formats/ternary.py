@@ -25,9 +25,13 @@ def _trits(x: Array) -> tuple[Array, Array]:
     return trits, d.astype(np.float16).view(np.uint8)
 
 
+def half(b: Array) -> Array:
+    """Two bytes of each block as float32 [N, 1]."""
+    return np.ascontiguousarray(b).view("<f2").astype(np.float32)
+
+
 def _values(trits: Array, d: Array) -> Array:
-    scale = np.ascontiguousarray(d).view("<f2").astype(np.float32)  # [N, 1]
-    values: Array = (trits.astype(np.float32) - 1) * scale
+    values: Array = (trits.astype(np.float32) - 1) * half(d)
     return values
 
 
