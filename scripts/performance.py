@@ -126,6 +126,9 @@ def readme_row(result: Path) -> list[str]:
     for case in CASES:
         rows = (r for rows in tables.values() for r in rows if r["case"] == case)
         ratios = sorted(r["ratio"] for r in rows if r["ratio"] is not None)
+        if not ratios:  # of a processor on which nobody has measured it yet
+            cells.append("-")
+            continue
         span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         cells.append(f"**{statistics.median(ratios):.2f}x** ({span})")
     return [true_shapes.units_of(result), str(len(tables)), *cells]
