@@ -146,7 +146,7 @@ def some_ids(tokens: int, used: int, seed: int) -> Array:
 
 
 @pytest.mark.parametrize("dtype", BLOCKS, ids=str)
-@settings(max_examples=20)  # of each type, of which there are twelve
+@settings(max_examples=10)  # of each type, of which there are two dozen
 @given(
     tokens=st.sampled_from([1, 5, 40, opened.GROUP_ROWS + 30, amx.MOST + 60]),
     used=st.integers(1, 3),

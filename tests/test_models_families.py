@@ -35,8 +35,15 @@ def family(request: pytest.FixtureRequest) -> Iterator[Target]:
     made.session.close()
 
 
+def lengths() -> Iterator[tuple[str, int]]:
+    """Of drafts: three for a family with states, two for others, of which one is 1 or 8 in turn."""
+    for i, name in enumerate(NAMES):
+        more = (1, 8) if name in RECURRENT else ((1, 8)[i % 2],)
+        yield from ((name, length) for length in (3, *more))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("length", [1, 3, 8])
+@pytest.mark.parametrize(("family", "length"), [*lengths()], indirect=["family"])
 def test_no_draft_changes_a_token(family: Target, name: str, length: int) -> None:
     plain = family.plain[name]
     truth, vocabulary = family.prompt + plain, family.model.vocab_size

@@ -167,7 +167,16 @@ def _table(grid: grids.Grid) -> str:
 
 def code(unit: Unit, arch: str) -> bytes:
     """Its machine code, from the cache where it is there. Raises BackendError as `nvrtc.build`."""
-    return nvrtc.build(f"{unit.source}.cu", unit.text, headers(unit.type), arch, unit.defines)
+    return nvrtc.build(*_asked(unit, arch))
+
+
+def identity(unit: Unit, arch: str) -> str:
+    """All that goes into its machine code, which is equal where this is."""
+    return nvrtc.identity(*_asked(unit, arch))
+
+
+def _asked(unit: Unit, arch: str) -> tuple[str, str, dict[str, str], str, str]:
+    return f"{unit.source}.cu", unit.text, headers(unit.type), arch, unit.defines
 
 
 @cache

@@ -37,14 +37,18 @@ def build(name: str, text: str, headers: Mapping[str, str], arch: str, defines: 
     `defines` is a space-separated list such as "WEIGHT=q4_k". Raises BackendError with the
     compiler's messages (which name source lines), or where there is no NVRTC.
     """
-    parts = [name, text, *headers.values(), arch, *FLAGS, defines, str(version())]
-    key = "\0".join(parts)
+    key = identity(name, text, headers, arch, defines)
     place, file = kept.folder("cuda"), f"{PurePath(name).stem}-{arch}.cubin"
     code = kept.read(place, file, key)
     if code is None:
         code = compile_source(name, text, headers, arch, defines)
         kept.write(place, file, key, code)
     return code
+
+
+def identity(name: str, text: str, headers: Mapping[str, str], arch: str, defines: str) -> str:
+    """All that goes into the machine code of `text`, the compiler's version with it."""
+    return "\0".join([name, text, *headers.values(), arch, *FLAGS, defines, str(version())])
 
 
 def compile_source(
