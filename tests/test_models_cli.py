@@ -275,6 +275,7 @@ def test_interrupt_keeps_what_was_printed(model: Path) -> None:
         (["-m", "/dev/zero", "Hi"], "no GGUF file"),
         (["-m", "MODEL", "--device", "tpu0", "Hi"], "unknown device 'tpu0'"),
         (["-m", "MODEL", "--device", ",", "Hi"], "names no device"),
+        (["-m", "MODEL", "--device", "sim0, sim0", "Hi"], "names a device twice"),
         (["-m", "MODEL", "--top-p", "-1", "Hi"], "top_p"),
         (["-m", "MODEL", "--repeat-penalty", "0", "Hi"], "repeat_penalty"),
     ],
