@@ -36,6 +36,8 @@ CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 BEHIND = 256  # tokens in the cache while rows are measured
 ROOM = 16  # tokens kept free at the end of the context
+CASES = ((64, 1), (1024, 1), (64, 5), (0, 128))  # tokens in the cache and rows, op by op
+LEAST = max(BEHIND + max(ROWS), *map(sum, CASES)) + ROOM  # tokens of context
 
 
 def fill(m: Loaded, count: int) -> list[int]:
@@ -179,8 +181,7 @@ def measure(path: Path, threads: int, context: int, rounds: int) -> dict[str, An
     with closing(load(path, threads=threads, ctx_size=context, profile=True)) as m:
         ids = fill(m, context - ROOM)
         found = {"context": by_context(m, ids, rounds), "rows": by_rows(m, ids, rounds)}
-        cases = ((64, 1), (1024, 1), (64, 5), (0, 128))
-        tables = [roofline(m, ids, past, rows) for past, rows in cases]
+        tables = [roofline(m, ids, past, rows) for past, rows in CASES]
     return {**machine(), "model": path.name, "threads": threads, **found, "roofline": tables}
 
 
@@ -194,6 +195,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plots", type=Path)
     given = parser.parse_args()
+    if given.context < LEAST:
+        parser.error(f"--context {given.context}: the measurements need {LEAST} tokens or more")
     result = measure(given.model or fetch_default(), given.threads, given.context, given.rounds)
     for n, s in result["context"].items():
         print(f"context {n:5}: {s * 1e3:8.2f} ms, {1 / s:8.1f} tokens/s")

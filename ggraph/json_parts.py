@@ -26,7 +26,8 @@ class Parts:
     """A cursor over UTF-8 bytes, with JSON's grammar of one level. FormatError for all else."""
 
     def __init__(self, raw: bytes) -> None:
-        self._raw, self._read = raw, 0  # bytes decoded so far
+        marked = raw.startswith(codecs.BOM_UTF8)  # as editors and shells of Windows write it
+        self._raw, self._read = raw, len(codecs.BOM_UTF8) * marked  # bytes decoded so far
         self._text, self._at = "", 0  # the window, and the place in it
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._json = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)

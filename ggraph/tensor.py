@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from operator import index
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -275,6 +275,12 @@ class Tensor(Face):
 
     def __repr__(self) -> str:
         return line(self)
+
+    if not TYPE_CHECKING:  # to which every name would be one
+
+        def __getattr__(self, name: str) -> object:
+            known = f": ops.{name}(x)" if name in OPS else "; what computes stands in ggraph.ops"
+            raise AttributeError(f"a tensor has no {name!r}{known}")
 
 
 _FIELDS = tuple(f.name for f in fields(Tensor))

@@ -4,6 +4,7 @@ Everything on the page is computed: the counter-examples by `verify`, the damage
 by the simulator. Seconds are the simulator's own estimates.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator
 from html import escape
@@ -53,6 +54,7 @@ reading of public sources; whether a hardware run would show the fault is a matt
 
 def main() -> None:
     """Write the page and the pictures."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     (DOCS / "hazards").mkdir(parents=True, exist_ok=True)
     for name, text in made().items():
         (DOCS / name).write_text(text)

@@ -6,6 +6,7 @@ made here from docstrings, signatures, fields and op records. `tests/house` hold
 what this script gives.
 """
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -325,6 +326,7 @@ def made(page: str) -> str:
 
 def main() -> None:
     """Write the pages."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for page in PAGES:
         page.write_text(made(page.read_text()))
         print(f"wrote {page.relative_to(ROOT)}")

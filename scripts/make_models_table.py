@@ -4,6 +4,7 @@ Every cell is computed on the small golden checkpoints of tests/golden; a NAME p
 these alone. The column of llama.cpp needs the extra [bench]; without it the cells say so.
 """
 
+import argparse
 import importlib.util
 import json
 import sys
@@ -180,7 +181,13 @@ def titles(*names: str) -> list[str]:
 
 def main() -> None:
     """Print the tables' lines as they come; write the page where all rows were asked for."""
-    wanted = tuple(n for n in NAMES if n.partition("/")[2] in sys.argv[1:]) or NAMES
+    named = {n.partition("/")[2]: n for n in NAMES}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(named)}")
+    asked = parser.parse_args().names
+    if unknown := [n for n in asked if n not in named]:
+        parser.error(f"no golden checkpoint is called {', '.join(unknown)}")
+    wanted = tuple(named[n] for n in asked) or NAMES
     models = titles("name", "class", "folder", "GGUF", "llama.cpp", "NumPy", "CUDA")
     drafts = titles("name", "class", *DRAFTERS)
     for name in wanted:

@@ -5,6 +5,7 @@ its last expression, become its outputs as Jupyter would save them. `tests/house
 holds the saved outputs against what it gets.
 """
 
+import argparse
 import ast
 import contextlib
 import io
@@ -77,6 +78,7 @@ def written(notebook: Json) -> str:
 
 def main() -> None:
     """Run all of them."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for path in PAGES:
         path.write_text(written(executed(json.loads(path.read_text()), path.stem)))
         print(f"wrote {path.relative_to(ROOT)}")

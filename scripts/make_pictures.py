@@ -5,6 +5,7 @@ the simulator ran it in an order that the plan allows, and which bytes hold what
 is drawn that was not computed. Readable on light and dark grounds.
 """
 
+import argparse
 import contextlib
 import io
 import re
@@ -185,6 +186,7 @@ def pictures() -> dict[Path, str]:
 
 def main() -> None:
     """Write all of them."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for path, text in pictures().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -3,6 +3,7 @@
 python scripts/measure.py
 """
 
+import argparse
 import ast
 import statistics
 from pathlib import Path
@@ -22,6 +23,7 @@ def function_lengths(path: Path) -> list[tuple[int, str]]:
 
 def main() -> None:
     """One line per room."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(f"{'room':<8} {'files':>6} {'lines':>7}   functions: median, 90%, longest")
     for room in ROOMS:
         files = sorted((ROOT / room).rglob("*.py"))

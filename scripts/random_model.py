@@ -5,9 +5,9 @@
     python scripts/random_model.py --list
 
 Shapes are the published config.json, and the tensors are those that the architecture's own graph
-asks for. Which of them a Q4_K_M file keeps wider is llama.cpp's rule. Tokens are SmolLM2's, and
-unused ones up to the model's count. A weight repeats some hundred random rows: files are made at
-the speed of the disk.
+asks for, in the types that `ggraph quantize` gives them. Tokens are SmolLM2's, and unused ones up
+to the model's count. A weight repeats some hundred random rows: files are made at the speed of the
+disk.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from models.cli.common import model_path
 from models.config import DecoderConfig
 from models.heads.mtp import drafted
 from models.registry import ARCHITECTURES, completed, config_from_hf
-from models.run.convert import FILE_TYPES, tensor_type, told
+from models.run.convert import FILE_TYPES, tensor_type, tensor_types, told
 
 SIZE = 0.02  # of a weight, about
 DISTINCT = 512  # rows of a matrix that differ
@@ -171,38 +171,18 @@ def empty(shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(np.zeros(1, np.float32), shape)
 
 
-class Kinds:
-    """The types of the tensors of a file, layer by layer."""
-
-    def __init__(self, type_name: str, c: DecoderConfig, names: Mapping[str, Any]) -> None:
-        self._type, self._tied = type_name, "output.weight" not in names
-        layers = range(c.num_hidden_layers + c.num_nextn_predict_layers)
-        wide = _wide(len(layers))
-        self._downs = {f"blk.{i}.ffn_down" for i in layers if wide[i]}
-        values = [f"blk.{i}.{v}.weight" for i in layers for v in ("attn_qkv", "attn_v")]
-        values = [n for n in values if n in names]
-        self._values = {n for n, w in zip(values, _wide(len(values)), strict=True) if w}
-
-    def of(self, name: str, shape: tuple[int, ...]) -> dtypes.DType:
-        """The type of one tensor; of Q4_K_M as llama.cpp's quantiser chooses it."""
-        table = name in ("token_embd.weight", "output.weight")
-        if self._type in NUMBERS:
-            own, plain = dtypes.dtype(self._type), tensor_type(name, shape, "iq4_nl")
-            if plain is dtypes.IQ4_NL and table:
-                return tensor_type(name, shape, "q6_k")
-            return own if plain is dtypes.IQ4_NL and shape[-1] % own.block == 0 else plain
-        if self._type != "q4_k_m":
-            return tensor_type(name, shape, self._type)
-        down = name.removesuffix(".weight").removesuffix("_exps").removesuffix("_shexp")
-        read_out = table and (self._tied or name == "output.weight")
-        wide = read_out or name in self._values or down in self._downs
-        return tensor_type(name, shape, "q6_k" if wide else "q4_k")
-
-
-def _wide(count: int) -> list[bool]:
-    """Which of so many layers have their values and down projections in Q6_K."""
-    eighth = count // 8
-    return [i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2 for i in range(count)]
+def kinds(shapes: Mapping[str, tuple[int, ...]], type_name: str) -> dict[str, dtypes.DType]:
+    """The types of the tensors of a file, those that ggraph does not write included."""
+    if type_name not in NUMBERS:
+        return tensor_types(shapes, type_name)
+    own, found = dtypes.dtype(type_name), tensor_types(shapes, "iq4_nl")
+    for name, shape in shapes.items():
+        if found[name] is dtypes.IQ4_NL:
+            if name in ("token_embd.weight", "output.weight"):
+                found[name] = tensor_type(name, shape, "q6_k")
+            elif shape[-1] % own.block == 0:
+                found[name] = own
+    return found
 
 
 def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Array:
@@ -265,8 +245,8 @@ def write(shape: str, type_name: str, out: Path, tokens: Path | None = None) -> 
     tokenizer it has."""
     values = SHAPES.get(shape) or json.loads(Path(shape).read_text())
     a, c, found = opened(values)
-    kinds = Kinds(type_name, c, found)
-    made = [tensor(replace(t, name=n), kinds.of(n, t.shape)) for n, t in found.items()]
+    types = kinds({n: t.shape for n, t in found.items()}, type_name)
+    made = [tensor(replace(t, name=n), types[n]) for n, t in found.items()]
     said = {
         "general.name": f"{shape} (random weights)", "general.quantization_version": 2,
         "general.file_type": (FILE_TYPES | NUMBERS)[type_name],

@@ -8,6 +8,7 @@ compiles tests/record/touch.cpp and reach.cpp against it, and runs them under `r
 the network it says so and ends with 0.
 """
 
+import argparse
 import ctypes
 import subprocess
 import sys
@@ -87,8 +88,10 @@ def wrong_verdicts(
 
 def main() -> None:
     """One line a case; status 1 if one is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("version", nargs="?", default=NEW, help="of llama-cpp-python")
     try:
-        made = build(sys.argv[1] if len(sys.argv) > 1 else NEW, "ggml")
+        made = build(parser.parse_args().version, "ggml")
     except InputError as error:
         print(f"skipped: {error}")
         return

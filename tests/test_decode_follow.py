@@ -84,3 +84,13 @@ def test_the_context_ends() -> None:
     with pytest.raises(InputError, match="full"):
         runner.follow(3)
     assert runner.past == 8
+
+
+def test_a_step_beyond_the_cache_is_told_as_such() -> None:
+    session = open_session(threads=1, exact=True)
+    runner = Runner(open_model(GOLDEN / "tiny/llama_tied"), session, 32)
+    slots = runner.shape(1, 1, 1).cache_rows - 1
+    at = range(slots, slots + 1)
+    with pytest.raises(InputError, match=f"a step to slot {slots}: the cache has {slots} slots"):
+        runner.step(Rows([1], at, at, 0), [0])
+    session.close()

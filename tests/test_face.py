@@ -1,5 +1,6 @@
 """Tensors in expressions: numbers, broadcasting, indices, reductions, scopes; what is shown."""
 
+import copy
 import json
 import math
 import re
@@ -442,3 +443,12 @@ def test_a_selective_scan_is_mambas_recurrence_in_one_graph_and_row_by_row() -> 
     session.close()
     with pytest.raises(ShapeError, match=r"ssm_scan\(state .*expected f32 x \[T, H, D\]"):
         ops.ssm_scan(*(input(n, (*s[:-1], 2)) for n, s in shapes.items()))
+
+
+def test_what_torch_has_as_a_method_is_told_as_an_op() -> None:
+    x = input("x", (2, 3))
+    with pytest.raises(AttributeError, match=r"a tensor has no 'relu': ops\.relu\(x\)"):
+        x.relu()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"a tensor has no 'softmax'; .* in ggraph\.ops"):
+        x.softmax()  # type: ignore[attr-defined]
+    assert not hasattr(x, "relu") and copy.copy(x).shape == (2, 3)

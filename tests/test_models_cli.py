@@ -1,7 +1,11 @@
 """The runner as a user meets it: output, statistics, and one clear line for bad input."""
 
+import importlib.util
 import json
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -271,6 +275,7 @@ def test_interrupt_keeps_what_was_printed(model: Path) -> None:
         (["-m", "/dev/zero", "Hi"], "no GGUF file"),
         (["-m", "MODEL", "--device", "tpu0", "Hi"], "unknown device 'tpu0'"),
         (["-m", "MODEL", "--device", ",", "Hi"], "names no device"),
+        (["-m", "MODEL", "--device", "sim0, sim0", "Hi"], "names a device twice"),
         (["-m", "MODEL", "--top-p", "-1", "Hi"], "top_p"),
         (["-m", "MODEL", "--repeat-penalty", "0", "Hi"], "repeat_penalty"),
     ],
@@ -362,3 +367,30 @@ def test_usage_errors_and_help() -> None:
             broken = [p for p in one.help.split("\n\n") if "\n" in p and not p.startswith(" ")]
             assert not broken, command  # the source's lines are longer than a terminal's
     assert ggraph("--version")[1].startswith("ggraph ")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("readline") is None, reason="no readline")
+def test_a_line_of_a_chat_can_be_edited_and_said_again(model: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "models", "chat", "-m", model, "--temp", "0", "-n", "1"]
+    env = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env):
+        os.close(theirs)
+
+        def answered(typed: bytes) -> bytes:
+            os.write(ours, typed)
+            return prompted()
+
+        def prompted() -> bytes:
+            shown = b""
+            while not re.search(rb"\n(\x1b\[\?2004h)?> $", shown):
+                assert select.select([ours], [], [], 120)[0], shown
+                shown += os.read(ours, 4096)
+            return shown
+
+        assert b"/reset forgets" in prompted()
+        assert b"nothing was said yet" in answered(b"/stas\x1b[Dt\r")
+        assert b"nothing was said yet" in answered(b"\x1b[A\r"), "the line before"
+        assert b"^[" not in answered("/\u00fc\x1b[D\r".encode())
+        os.write(ours, b"\x04")
+    os.close(ours)

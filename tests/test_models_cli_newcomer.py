@@ -329,9 +329,10 @@ def test_nothing_drafted_is_no_speed_up(model: Path) -> None:
     assert facts["profile"]["ops"] and len(made[1].splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["-ngl", "-no-cnv", "-cb", "-tb"])
-def test_an_option_of_llama_cpp_is_no_number_behind_a_letter(option: str) -> None:
-    assert f"No such option: {option}" in refused_here("generate", option, "99", "hi")
+@pytest.mark.parametrize("command", ["generate", "plan", "serve"])
+@pytest.mark.parametrize("option", ["-ngl", "-no-cnv", "-cb", "-tb", "-ub"])
+def test_an_option_of_llama_cpp_is_told_by_its_whole_name(command: str, option: str) -> None:
+    assert f"No such option: {option}" in refused_here(command, option, "99", "hi")
     assert "'gl' is not a valid int" in refused_here("generate", "-n", "gl", "hi")
 
 

@@ -20,7 +20,14 @@ from ggraph.formats.quants import dequantize
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
-from models.run.convert import FILE_TYPES, KEPT, head_to_gguf, model_to_gguf, tensor_type
+from models.run.convert import (
+    FILE_TYPES,
+    KEPT,
+    head_to_gguf,
+    model_to_gguf,
+    tensor_type,
+    tensor_types,
+)
 from models.run.load import open_session
 
 WIDTH = 256
@@ -66,14 +73,14 @@ def test_a_model_in_every_type(name: str, wide: Model, tmp_path: Path) -> None:
     read = gguf.GGUFReader(out)
     assert read.fields["general.file_type"].contents() == FILE_TYPES[name]
     again = open_model(out)
+    types = tensor_types({n: t.shape for n, t in again.catalogue.items()}, name)
     for t in read.tensors:
-        wanted = tensor_type(t.name, again.catalogue[t.name].shape, name)
-        assert t.tensor_type == wanted.gguf
+        assert t.tensor_type == types[t.name].gguf
         theirs = gguf.dequantize(t.data, t.tensor_type).reshape(again.catalogue[t.name].shape)
         assert np.array_equal(theirs, again.catalogue[t.name].float32())
     kept = wide.catalogue["blk.0.ffn_up.weight"].float32()
     got = again.catalogue["blk.0.ffn_up.weight"].float32()
-    bits = 8 * tensor_type("blk.0.ffn_up.weight", kept.shape, name).row_bytes(WIDTH) / WIDTH
+    bits = 8 * types["blk.0.ffn_up.weight"].row_bytes(WIDTH) / WIDTH
     assert np.abs(got - kept).mean() < 0.1 * 2.0 ** (2.2 - min(bits, 8.0))
 
 
@@ -82,15 +89,56 @@ def test_nvfp4_is_kept_and_not_made(wide: Model, tmp_path: Path) -> None:
         model_to_gguf(wide, tmp_path / "out.gguf", KEPT)
 
 
-def test_which_tensors_a_mix_keeps_finer() -> None:
-    def kind(name: str, mix: str) -> str:
-        return tensor_type(name, (512, 512), mix).name
+def mixed(type_name: str, layers: int, *more: str, experts: int = 0) -> dict[str, str]:
+    """The types of the tensors of a file: a few of each layer, a table, and `more`."""
+    inner = ("attn_v", "attn_k", "attn_output", "ffn_down")
+    names = [f"blk.{i}.{n}.weight" for i in reversed(range(layers)) for n in inner]
+    shapes = dict.fromkeys((*names, "token_embd.weight", *more), (512, 512))
+    if experts:
+        shapes |= {f"blk.{i}.ffn_gate_inp.weight": (experts, 512) for i in range(layers)}
+    return {n: t.name for n, t in tensor_types(shapes, type_name).items()}
 
-    fine = ("output.weight", "token_embd.weight", "blk.3.attn_v.weight", "blk.3.ffn_down.weight")
-    assert {kind(n, "q4_k_m") for n in fine} == {"q6_k"}
-    assert kind("blk.3.attn_output.weight", "q4_k_m") == "q4_k"
-    assert kind("output.weight", "tq2_0") == "q6_k"
-    assert kind("blk.3.attn_output.weight", "tq2_0") == "tq2_0"
+
+def layers_of(found: dict[str, str], part: str, type_name: str) -> list[int]:
+    """The layers in which a part has a type."""
+    return sorted(
+        int(n.split(".")[1]) for n, t in found.items() if f".{part}." in n and t == type_name
+    )
+
+
+def test_a_mix_is_that_of_llama_cpp() -> None:
+    # the layers of a model of 28: the first and the last eighth, and every third between
+    wide = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
+    tied = mixed("q4_k_m", 28)
+    for part in ("attn_v", "ffn_down"):
+        assert layers_of(tied, part, "q6_k") == wide
+        assert layers_of(tied, part, "q4_k") == [i for i in range(28) if i not in wide]
+    assert {tied[f"blk.{i}.attn_output.weight"] for i in range(28)} == {"q4_k"}
+    assert tied["token_embd.weight"] == "q6_k"
+    apart = mixed("q4_k_m", 28, "output.weight")
+    assert (apart["output.weight"], apart["token_embd.weight"]) == ("q6_k", "q4_k")
+
+
+def test_a_mix_counts_what_few_layers_have() -> None:
+    # values of layers 3, 7, 11, 15 of 16: the last of four is finer, and the one in the third place
+    few = {f"blk.{i}.attn_v.weight": (512, 512) for i in (15, 3, 11, 7)}
+    every = {f"blk.{i}.ffn_up.weight": (512, 512) for i in range(16)}
+    found = {n: t.name for n, t in tensor_types(few | every, "q4_k_m").items()}
+    assert layers_of(found, "attn_v", "q6_k") == [11, 15]
+
+
+def test_a_mix_of_eight_experts_keeps_attention_finer() -> None:
+    found = mixed("q4_k_m", 8, experts=8)
+    assert {t for n, t in found.items() if n.endswith(("_v.weight", "_k.weight"))} == {"q8_0"}
+    assert layers_of(found, "attn_output", "q5_k") == list(range(8))
+    assert layers_of(found, "ffn_down", "q6_k") == [0, 3, 6, 7]
+    assert layers_of(mixed("q4_k_m", 8, experts=16), "attn_v", "q6_k") == [0, 3, 6, 7]
+
+
+def test_which_tensors_a_type_keeps_finer() -> None:
+    few = mixed("tq2_0", 1, "output.weight")
+    assert few["output.weight"] == few["token_embd.weight"] == "q6_k"
+    assert few["blk.0.attn_output.weight"] == "tq2_0"
     assert tensor_type("blk.0.attn_q.weight", (64, 576), "q4_k").name == "q5_0"
     assert tensor_type("blk.0.attn_q.weight", (64, 33), "q4_k").name == "f16"
 

@@ -193,6 +193,17 @@ def test_what_a_graph_would_refuse_of_events_and_the_host_is_refused_without_one
 # Damage.
 
 
+def test_a_byte_order_mark_is_no_part_of_the_document() -> None:
+    text = EXAMPLE.read_text()
+    marked = "\ufeff" + text
+    assert plan_to_json(plan_from_json(marked)) == plan_to_json(plan_from_json(text))
+    for wrong in (marked + "x", marked + "\ufeff"):
+        with pytest.raises(FormatError, match="more follows the object"):
+            plan_from_json(wrong.encode())
+    with pytest.raises(FormatError, match="the text is empty"):
+        plan_from_json("\ufeff")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

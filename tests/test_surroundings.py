@@ -7,6 +7,7 @@ that it does where it lies in a folder of one's own. Another user's hand needs r
 
 import hashlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -430,6 +431,16 @@ def test_arguments_that_are_not_utf8_are_refused_with_the_offset(model: Path) ->
         status, _, err = ggraph("generate", "-m", model, "-n", "4", *arguments)
         assert status == 2
         assert err == [f"ggraph: {name} is not UTF-8: invalid start byte 0xff at offset 2"]
+
+
+def test_arguments_are_utf8_where_the_locale_is_not(model: Path) -> None:
+    """Python hides such bytes of the command line in characters that are none."""
+    said = ("generate", "-m", model, "-n", "1", "Say: \u4f60\u597d")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told = [ggraph(*said, **env) for env in ({"PYTHONUTF8": "1"}, plain)]
+    assert [status for status, _, _ in told] == [0, 0], told
+    here, there = (re.findall(r"prompt \d+ tokens", err[-1]) for _, _, err in told)
+    assert here == there != []
 
 
 def test_plans_that_are_not_utf8_are_refused_with_the_offset() -> None:

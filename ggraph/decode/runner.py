@@ -237,6 +237,8 @@ class Runner:
         """One step whose first `certain` rows are text."""
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
+        if reach > self._full:
+            raise InputError(f"a step to slot {reach - 1}: the cache has {self._full} slots")
         shape, key, taken = self._planned(count, len(wanted), reach)
         offered = self._feeds(rows, wanted, shape, reach)
         if self.recurrent:

@@ -14,6 +14,8 @@ from typing import Any
 from ggraph.errors import FormatError
 
 HOST_STREAM = -1  # the CPU backend computes on the calling thread
+MOST_DEVICES = 8  # that the plugin plays
+ANY_SUM = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -133,22 +135,25 @@ class _Reader:
         found, now = self.found, len(self.found.records)
         match line["t"]:
             case "begin":
-                found.contract, found.devices = line["contract"], line["devices"]
+                found.contract = str(line["contract"])
+                found.devices = _number(line, "devices", most=MOST_DEVICES)
             case "stream":
-                found.device_of[line["be"]] = line["dev"]
+                found.device_of[_number(line, "be")] = self._device(line)
             case "nodes":
-                self._lists[line["id"]] = tuple(_kernel(node) for node in line["nodes"])
+                self._lists[_number(line, "id")] = tuple(map(_kernel, line["nodes"]))
             case "alloc":
-                m = Memory(line["buf"], bool(line["host"]), line["dev"], line["base"], line["n"])
+                number, at, size = (_number(line, k) for k in ("buf", "base", "n"))
+                m = Memory(number, bool(line["host"]), self._device(line), at, size)
                 found.memories.append(m)
                 found.lived[m.number] = (now, 1 << 62)
             case "free":
                 found.lived[line["buf"]] = (found.lived[line["buf"]][0], now + 1)
                 found.records.append(_freed(found, line["buf"]))
             case "full":
-                found.cut_short = line["why"]
+                found.cut_short = str(line["why"])
             case "sum":
-                found.sums[line["be"], line["at"]] = line["sum"]
+                place = _number(line, "be", HOST_STREAM), _number(line, "at")
+                found.sums[place] = _number(line, "sum", most=ANY_SUM)
             case "forced":
                 found.forced = True
             case "lost":
@@ -156,6 +161,10 @@ class _Reader:
                 self._given_back(_range([line["at"], line.get("n", 1)], ""))
             case kind:
                 found.records.append(self._record(kind, line))
+
+    def _device(self, line: dict[str, Any]) -> int:
+        """Which of the devices a line is about."""
+        return _number(line, "dev", most=self.found.devices - 1)
 
     def _given_back(self, gone: Range) -> None:
         """A copy found no memory where it was to write. The program gave that back while the copy
@@ -175,8 +184,9 @@ class _Reader:
             stack = tuple(line.get("stack", ()))
             return Record(kind, label=label, read=read, write=write, stack=stack)
         if kind == "sync":
-            return Record(kind, line.get("be"), event=line.get("ev"))
-        stream = int(line["be"])
+            stream, event = (_number(line, k) if k in line else None for k in ("be", "ev"))
+            return Record(kind, stream, event=event)
+        stream = _number(line, "be", HOST_STREAM)
         if stream not in self.found.device_of and (stream, kind) != (HOST_STREAM, "graph"):
             raise ValueError(f"stream {stream} was never opened")
         at = self._count.get(stream, 0)
@@ -192,7 +202,7 @@ class _Reader:
             )
         if kind in ("rec", "wait"):
             self._count[stream] = at + 1
-            return Record(kind, stream, at, event=line["ev"])
+            return Record(kind, stream, at, event=_number(line, "ev"))
         raise ValueError(f"unknown line {kind!r}")
 
 
@@ -209,19 +219,23 @@ def _kernel(node: list[Any]) -> Kernel:
 
 
 def _source(raw: list[Any]) -> Range:
-    address, nbytes, writer = _whole([raw[0], raw[1], raw[3]])
-    return Range(address, nbytes, str(raw[2]), writer)
+    place = _range([raw[0], raw[1]], "")
+    return Range(
+        place.address, place.nbytes, str(raw[2]), _number({"writer": raw[3]}, "writer", -1)
+    )
 
 
 def _range(pair: list[int], label: str) -> Range:
-    address, nbytes = _whole(pair)
-    return Range(address, nbytes, _tensor(label))
+    address, nbytes = pair
+    line = {"address": address, "bytes": nbytes}
+    return Range(_number(line, "address"), _number(line, "bytes"), _tensor(label))
 
 
-def _whole(numbers: list[Any]) -> list[int]:
-    if not all(isinstance(n, int) for n in numbers):
-        raise ValueError(f"not all whole numbers: {numbers!r}")
-    return numbers
+def _number(line: dict[str, Any], key: str, least: int = 0, most: int = 1 << 62) -> int:
+    value = line[key]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{key}: expected a whole number from {least} to {most}, got {value!r}")
+    return value
 
 
 def _tensor(label: str) -> str:

@@ -15,12 +15,11 @@ from ggraph.door import fit
 from ggraph.env import child_environment, put
 from ggraph.errors import InputError
 from ggraph.record.judge import Verdict, judge, missing
-from ggraph.record.log import read_log
+from ggraph.record.log import MOST_DEVICES, read_log
 from ggraph.record.plugin import Engine, engine_of, plugin
 
 CONTRACTS = ("cuda", "cuda-no-peer", "vulkan", "metal", "sycl", "rpc", "on-target")
 ORDER = re.compile(r"eager|lazy|late:(?P<late>\d)|random:\d{1,9}|hold:\d+\.\d+(:\d+\.\d+)?", re.A)
-MOST_DEVICES = 8
 MOST_LOG_BYTES = 256 << 20
 
 

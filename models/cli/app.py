@@ -48,13 +48,16 @@ class Command(TyperCommand):
     """A command, to which `-ngl` is no `-n gl`: llama.cpp's options have several letters."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The values of its options. A number that is none may be another option's name."""
+        """The values of its options. What is none, or an option of one letter that is none, may be
+        another option's name."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
+        except Exception as error:  # click's, which typer brings under names of its own
+            unknown, message = getattr(error, "option_name", None), getattr(error, "message", "")
             for a in given:
-                if re.fullmatch("-[a-z]{2}[a-z-]*", a) and repr(a[2:]) in error.message:
+                named = a[:2] == unknown or repr(a[2:]) in message
+                if named and re.fullmatch("-[a-z]{2}[a-z-]*", a):
                     ctx.fail(f"No such option: {a}")
             raise
 

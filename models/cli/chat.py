@@ -1,9 +1,11 @@
 """`ggraph chat`: a conversation in the terminal."""
 
+import locale
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -133,7 +135,7 @@ def chat(
         talk = Talk(m, sampler, drafting, n_predict, system, console)
         if sys.stdin is not None and sys.stdin.isatty():
             note(f"{m.model.name} · {HELP}")
-        for line in _lines(console):
+        for line in _lines():
             if line == "/quit":
                 return
             _answered(talk, line)
@@ -149,12 +151,12 @@ def _answered(talk: Talk, line: str) -> None:
         note(HELP)
     elif line:
         try:
-            talk.say(line)
+            talk.say(argument(line, "the line"))
         except InputError as error:
             notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
 
 
-def _lines(console: Console) -> Iterator[str]:
+def _lines() -> Iterator[str]:
     """What the user says, until the end of the input; a Ctrl-C at the prompt ends it too."""
     if sys.stdin is None:
         raise InputError("standard input is closed")
@@ -162,9 +164,18 @@ def _lines(console: Console) -> Iterator[str]:
         for raw in sys.stdin.buffer:
             yield utf8(raw, "standard input").strip()
         return
+    _editable()
     while True:
         try:
-            yield console.input("[bold]> [/bold]").strip()
+            yield input("> ").strip()
         except (EOFError, KeyboardInterrupt):
-            console.print()
+            print()
             return
+
+
+def _editable() -> None:
+    """Have lines edited, and what was said before at the arrows, where the locale lets readline
+    take letters beyond ASCII for letters; Python may have been built without it."""
+    if locale.getencoding().lower() == "utf-8":
+        with suppress(ImportError):
+            import_module("readline").parse_and_bind("tab: self-insert")

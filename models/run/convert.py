@@ -6,6 +6,7 @@ Keys and tensor names are those that llama.cpp reads. Llama's q and k rows are r
 half-split to interleaved rotary pairs, as every llama GGUF has them.
 """
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -50,6 +51,8 @@ PRECISE = (  # small, and read as float32 by everybody
     "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight", ".ssm_a",
     ".ssm_d", ".altup_router.weight", ".altup_predict_coef.weight", ".altup_correct_coef.weight",
 )  # fmt: skip
+_TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
+_VALUES = (".attn_v.weight", ".attn_qkv.weight", ".attn_kv_b.weight")
 _WIDER = {
     "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
     "tq1_0": "q4_0", "tq2_0": "q4_0",
@@ -195,9 +198,10 @@ def _typed(tensors: Iterable[RawTensor], type_name: str) -> Iterator[RawTensor]:
     every = list(tensors)
     if type_name == KEPT and all(t.dtype is not dtypes.NVFP4 for t in every):
         raise InputError(f"type {KEPT!r} keeps matrices that are in it; here are none")
+    types = tensor_types({t.name: t.shape for t in every}, type_name)
     for t in every:
-        own = type_name if type_name != KEPT or t.dtype is dtypes.NVFP4 else "f16"
-        yield converted(t, tensor_type(t.name, t.shape, own))
+        kept = type_name != KEPT or t.dtype is dtypes.NVFP4
+        yield converted(t, types[t.name] if kept else tensor_type(t.name, t.shape, "f16"))
 
 
 def converted(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
@@ -224,23 +228,53 @@ def _storage(values: Array, dtype: dtypes.DType) -> Array:
     return quantize(values, dtype).view(dtype.np)
 
 
-def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DType:
-    """The type that a tensor gets in a file of type `type_name`.
+def tensor_types(shapes: Mapping[str, tuple[int, ...]], type_name: str) -> dict[str, dtypes.DType]:
+    """The types of all tensors of a file of type `type_name`, by their names in GGUF.
 
-    Vectors stay float32. `q4_k_m` is Q4_K with Q6_K for the output matrix, the embedding and
-    every v and down projection; files of three bits and fewer keep the former two in Q6_K. Rows
-    that are not whole blocks take a type with shorter blocks.
+    `q4_k_m` is the mix that llama.cpp writes under this name (`_mixed`); files of three bits and
+    fewer keep the output matrix and the embedding in Q6_K. InputError for a type not known.
     """
     _file_type(type_name)
+    titles = dict.fromkeys(shapes, type_name)
+    if type_name == "q4_k_m":
+        titles = _mixed(shapes)
+    elif type_name.startswith(("tq", "q2", "q3")):
+        titles |= {n: "q6_k" for n in ("output.weight", "token_embd.weight") if n in shapes}
+    return {n: tensor_type(n, shape, titles[n]) for n, shape in shapes.items()}
+
+
+def _mixed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """llama.cpp's Q4_K_M, by names: Q4_K, and Q6_K for what gives logits and for the v and down
+    projections of those layers of `_wide`. Where a layer has eight experts, attention is finer."""
+    titles = dict.fromkeys(shapes, "q4_k")
+    layer = {n: int(m[1]) for n in shapes if (m := re.match(r"blk\.(\d+)\.", n))}
+    inner = sorted(layer, key=layer.__getitem__)
+    values, downs = [n for n in inner if n.endswith(_VALUES)], [n for n in inner if "ffn_down" in n]
+    experts = {s[0] for n, s in shapes.items() if n.endswith(".ffn_gate_inp.weight")}
+    wide = _wide(1 + max(layer.values(), default=-1))
+    # of layers with experts by their number, else counted
+    fine = {n for i, n in enumerate(downs) if wide[layer[n] if experts else i]}
+    fine |= {n for n, w in zip(values, _wide(len(values)), strict=True) if w}
+    fine |= {"output.weight"} if "output.weight" in shapes else set(_TABLES)
+    titles |= dict.fromkeys(fine & shapes.keys(), "q6_k")
+    if experts == {8}:
+        titles |= {n: "q8_0" for n in inner if n.endswith((*_VALUES, ".attn_k.weight"))}
+        titles |= {n: "q5_k" for n in inner if n.endswith(".attn_output.weight")}
+    return titles
+
+
+def _wide(count: int) -> list[bool]:
+    """Which of so many layers llama.cpp's mixes keep finer: an eighth at either end, and every
+    third between."""
+    eighth = count // 8
+    return [i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2 for i in range(count)]
+
+
+def tensor_type(name: str, shape: tuple[int, ...], title: str) -> dtypes.DType:
+    """The type of one tensor that is to be `title`: vectors and `PRECISE` stay float32, and rows
+    that are not whole blocks take a type with shorter blocks."""
     if len(shape) == 1 or "norm" in name or name.endswith(PRECISE):
         return dtypes.F32
-    title = type_name
-    tables = ("output.weight", "token_embd.weight")
-    if type_name == "q4_k_m":
-        sensitive = name in tables or name.endswith((".attn_v.weight", ".ffn_down.weight"))
-        title = "q6_k" if sensitive else "q4_k"
-    elif type_name.startswith(("tq", "q2", "q3")) and name in tables:
-        title = "q6_k"
     wanted = dtypes.dtype(title)
     while shape[-1] % wanted.block:
         wanted = dtypes.dtype(_WIDER.get(wanted.name, "f16"))

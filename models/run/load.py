@@ -72,10 +72,12 @@ def _alone(session: Session) -> bool:
 
 
 def device_names(text: str) -> list[str]:
-    """Names from a comma-separated list. InputError when it is empty."""
+    """Names from a comma-separated list. InputError where it is empty, or names one twice."""
     names = [n.strip() for n in text.split(",") if n.strip()]
     if not names:
         raise InputError(f"--device {text!r} names no device")
+    if len(set(names)) < len(names):
+        raise InputError(f"--device {text!r} names a device twice")
     return names
 
 

@@ -14,11 +14,7 @@ def utf8(raw: bytes, where: str) -> str:
 
 
 def argument(text: str, where: str) -> str:
-    """An argument of the command line. InputError with the offset of what is not UTF-8, which
-    Python hides in characters that are none."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        utf8(text[: error.end].encode("utf-8", "surrogateescape"), where)
-        raise
-    return text
+    """An argument of the command line. Bytes that Python took for no text, and hides in characters
+    that are none, are UTF-8 in a terminal whose locale is not. InputError with the offset of what
+    is not UTF-8 either."""
+    return utf8(text.encode("utf-8", "surrogateescape"), where)

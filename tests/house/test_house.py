@@ -349,6 +349,19 @@ def test_every_option_that_a_page_shows_exists() -> None:
     assert seen > 100
 
 
+def test_every_script_reads_its_command_line_before_it_works() -> None:
+    """So that `--help` helps, and an option that is not there does not pass in silence."""
+    for path in sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("bench/*.py")]):
+        text = path.read_text()
+        if "\nif __name__ ==" in text:
+            assert re.search(r"\.parse_(known_)?args\(|typer", text), short(path)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "measure.py", "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("usage:") and "Print how large" in done.stdout
+
+
 def test_the_readme_says_which_commands_have_no_json() -> None:
     found = re.search(r"and `--json`\s+(?:but for (.*?))?\.\n", README, re.S)
     assert found, "the README does not say who has --json"
