@@ -24,9 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from ggraph.decode.draft import eagle
-from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import WINDOW, EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
-from models.run.drafting import PROMPT_WINDOW, WINDOW
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load
 from models.run.shipped import head_for
@@ -77,7 +76,7 @@ def print_parts(given: argparse.Namespace) -> None:
             eagle.PART = part
             m, runner = opened(given)
             with closing(m):
-                drafter = EagleDrafter(runner, window=WINDOW, prompt_window=PROMPT_WINDOW)
+                drafter = EagleDrafter(runner, window=WINDOW)
                 m.runner.text([5] * (PAST + WINDOW + 1))  # the features are there
                 made, begun = m.drafts.plans_made, time.perf_counter()
                 drafter.warm(PAST, LONGEST)

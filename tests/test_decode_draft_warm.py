@@ -77,7 +77,7 @@ def test_a_round_behind_warm_plans_nothing(
     runner = Runner(target, session, 600, taps=head.taps)
     reads = DraftRunner(head, session, 600, target=runner)
     reads.unrolls = unrolls
-    drafter = EagleDrafter(reads, tree=shape, law=law, window=window, prompt_window=window)
+    drafter = EagleDrafter(reads, tree=shape, law=law, window=window)
     prompt = [5 + 7 * i % 200 for i in range(count)]
     made, rounds = plans_amid(
         head, prompt, drafter, runner, 4 if shape is None else 11, early=early

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError
 from ggraph.formats.strings import Texts
-from ggraph.text.bpe import BpeEncoder, Merges
+from ggraph.text import bpe
+from ggraph.text.bpe import BpeEncoder, Merges, Remembered
 from ggraph.text.pre import PreTokenizer
 from ggraph.text.spm import RankedEncoder
 from ggraph.text.tokenizer import Tokenizer
@@ -194,3 +195,17 @@ def test_merges_of_any_texts_are_as_defined_or_refused(
 def test_a_merge_that_makes_no_sense_is_refused(merge: str, text: str) -> None:
     with pytest.raises(FormatError, match=text):
         BpeEncoder(Texts(["a", "b"]), Texts([merge]), PreTokenizer(WORDS))
+
+
+def test_words_are_remembered_up_to_a_number_and_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "WORDS", 2)
+    asked: list[str] = []
+
+    def encode(word: str) -> list[int]:
+        asked.append(word)
+        return [len(word)]
+
+    long = "x" * (bpe.LETTERS + 1)
+    known, words = Remembered(encode), ("a", long, "bb", "ccc", "a", long, "bb", "ccc")
+    assert [known[w] for w in words] == [[len(w)] for w in words]
+    assert asked == ["a", long, "bb", "ccc", long, "ccc"] and set(known) == {"a", "bb"}

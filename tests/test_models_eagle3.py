@@ -268,7 +268,7 @@ def test_a_window_reads_the_end_of_what_waits(
         tail.observe(IDS[max(start, 3) : stop], features[max(start, 3) - 1 : stop - 1])
         assert windowed.propose(6) == tail.propose(6)
     assert windowed.runner.offset == 2 and windowed.runner.past == 21
-    with pytest.raises(InputError, match="windows 0 and None"):
+    with pytest.raises(InputError, match="a window of 0"):
         EagleDrafter(runner, window=0)
 
 
@@ -278,9 +278,7 @@ def test_a_prompt_that_was_read_beforehand_gives_the_same_draft(
     """Of a prompt of 41 rows 1 is passed over, 32 are only read, 8 make the first guess."""
     features = EXPECTED["features"]
     head = open_head(TINY / "eagle3_for_llama_tied", target)
-    eager = EagleDrafter(
-        DraftRunner(head, session, CONTEXT, cache_dtype=F32), window=3, prompt_window=40
-    )
+    eager = EagleDrafter(DraftRunner(head, session, CONTEXT, cache_dtype=F32), window=40)
     apart = open_session(threads=1, exact=True)
     plain = drafter(apart, target)
     ids = [IDS[i % len(IDS)] for i in range(60)]

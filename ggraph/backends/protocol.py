@@ -27,6 +27,8 @@ from ggraph.formats.lazy_array import Storage
 from ggraph.plan import Buffer, Command
 from ggraph.tensor import Array, Tensor
 
+POISON = 0xFF  # what bytes that nobody has written are made of: NaN in every type of floats
+
 
 @dataclass(frozen=True, eq=False)
 class Memory:

@@ -59,7 +59,7 @@ class Hazard:
 
     `row` is the number in docs/hazards.md. Without `bad` and `expected` the entry documents that a
     plan is sound, or that a fault is out of reach. `others` are further plans whose price is shown,
-    such as upstream's workaround. Integer inputs are distinct numbers below `ids`. With `agreement`
+    such as upstream's workaround. Integer inputs are distinct numbers below 8. With `agreement`
     the output "logits" is also compared by the token that each row would draft.
     """
 
@@ -77,7 +77,6 @@ class Hazard:
     others: Mapping[str, Recipe] = field(default_factory=dict)
     pins: tuple[str, ...] = ()
     runs: int = 2
-    ids: int = 8
     agreement: bool = False
 
 

@@ -22,6 +22,7 @@ from ggraph.plan import Certificate, Plan
 from ggraph.tensor import Array, Kind
 from ggraph.verify import CounterExample, examine
 
+IDS = 8  # integer inputs are distinct numbers below it
 Values = Mapping[str, Array]
 
 
@@ -83,7 +84,7 @@ def data_of(hazard: Hazard, seed: int) -> Data:
         t.name: (rng.standard_normal(t.shape) / np.sqrt(t.shape[-1])).astype(t.dtype.np)
         for t in graph.leaves(Kind.WEIGHT)
     }
-    feeds = tuple(_feed(graph, rng, hazard.ids) for _ in range(hazard.runs))
+    feeds = tuple(_feed(graph, rng) for _ in range(hazard.runs))
     states: Values = {}
     expected: list[Values] = []
     for feed in feeds:
@@ -93,13 +94,13 @@ def data_of(hazard: Hazard, seed: int) -> Data:
     return Data(weights, feeds, tuple(expected))
 
 
-def _feed(graph: Graph, rng: "np.random.Generator", ids: int) -> dict[str, Array]:
+def _feed(graph: Graph, rng: "np.random.Generator") -> dict[str, Array]:
     found: dict[str, Array] = {}
     for t in graph.leaves(Kind.INPUT):
         if t.dtype.is_float:
             found[t.name] = rng.standard_normal(t.shape).astype(t.dtype.np)
         else:
-            found[t.name] = rng.permutation(ids)[: t.size].reshape(t.shape).astype(t.dtype.np)
+            found[t.name] = rng.permutation(IDS)[: t.size].reshape(t.shape).astype(t.dtype.np)
     return found
 
 

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
+from ggraph.decode.draft.eagle import WINDOW
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.rows import ROW_BUCKETS
-from ggraph.dtype import F16, DType
-from ggraph.serving.heads import SPARE, WINDOW, Chain, ListHead, Question
+from ggraph.serving.heads import SPARE, Chain, ListHead, Question
 from ggraph.serving.pieces import MIXED_ROWS
 from ggraph.serving.steps import Row
 
@@ -47,11 +47,8 @@ class ListBlock(ListHead):
 
     shift = 0
 
-    def __init__(
-        self, head: MasksBlocks, session: DraftSession, slots: int, context: int,
-        *, cache_dtype: DType = F16,
-    ) -> None:  # fmt: skip
-        super().__init__(head, session, slots, context, cache_dtype=cache_dtype)
+    def __init__(self, head: MasksBlocks, session: DraftSession, slots: int, context: int) -> None:
+        super().__init__(head, session, slots, context)
         self._block, self._mask, self._causal = head.block, head.mask, head.causal
 
     def draft(self, asked: Sequence[Question]) -> None:

@@ -20,23 +20,21 @@ from typing import Protocol
 
 import numpy as np
 
-from ggraph.decode.draft.eagle import Expansion, TreeShape
+from ggraph.decode.draft.eagle import WINDOW, Expansion, TreeShape
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.loop import guessing
 from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.decode.rows import ROW_BUCKETS, row_bucket
-from ggraph.dtype import F16, DType
+from ggraph.dtype import F16
 from ggraph.errors import InputError
 from ggraph.serving.pieces import MIXED_ROWS
 from ggraph.serving.steps import Lists, Row
 from ggraph.serving.text import Request, Text
 from ggraph.tensor import Array
 
-WINDOW = 128  # true rows that wait; earlier ones are passed over
-SPARE = 256  # rows of guesses in one round
-FEW = 8  # true rows of a text that is alone, for whose number a plan of its own is made
+SPARE = MIXED_ROWS[-1]  # rows of guesses in one round: a step verifies no more
 GoesOn = Callable[[Sequence[float]], bool]
 
 
@@ -159,12 +157,8 @@ class ListHead:
 
     kind, shift = "head", 1  # row p is that of the token behind
 
-    def __init__(
-        self, head: DraftHead, session: DraftSession, slots: int, context: int,
-        *, cache_dtype: DType = F16,
-    ) -> None:  # fmt: skip
+    def __init__(self, head: DraftHead, session: DraftSession, slots: int, context: int) -> None:
         self.head, self.session, self.slots = head, session, slots
-        self.cache_dtype = cache_dtype
         self.taps = tuple(dict.fromkeys(head.taps))
         self._lists = Lists(slots + SPARE, context + SPARE, head.sliding_window)
         self._known = np.zeros(slots, bool)  # slots with a row
@@ -203,8 +197,7 @@ class ListHead:
         """Makes the plans that up to `most` short texts need, one by one."""
         going = [b for b in ROW_BUCKETS if b <= row_bucket(most)]
         shapes = [self._shape(b, b, 1, back) for b in going for back in (False, True)]
-        alone = (*range(2, FEW + 1), *MIXED_ROWS)
-        shapes += [self._shape(b, 1, 1, False) for b in alone if b <= WINDOW]
+        shapes += [self._shape(b, 1, 1, False) for b in ROW_BUCKETS if 1 < b <= WINDOW]
         return [partial(self._prepare, s, Chain.branches) for s in shapes]
 
     def _read(self, asked: Sequence[Question]) -> None:
@@ -249,10 +242,10 @@ class ListHead:
 
     def _shape(self, rows: int, wanted: int, reach: int, fed_back: bool) -> DraftShape:
         bucket, seen, width = self._lists.bucket(rows, wanted, reach)
-        if wanted == 1 and rows <= FEW:  # what a round brought to a text that is alone
+        if wanted == 1:  # what a round brought to a text that is alone
             bucket = row_bucket(rows)
         held = self.slots + SPARE + 1
-        return DraftShape(bucket, held, seen, held, fed_back, self.cache_dtype, width)
+        return DraftShape(bucket, held, seen, held, fed_back, F16, width)
 
     def _prepare(self, shape: DraftShape, guesses: int) -> Hashable:
         """The key of the plan of a step with so many guesses of a row."""

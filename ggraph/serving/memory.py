@@ -14,8 +14,6 @@ from ggraph.serving.slots import Slots
 from ggraph.serving.states import KEPT, States
 from ggraph.serving.text import Text
 
-LUMP = 16  # slots that a text takes at once, so that most of it lies side by side
-
 
 class Memory:
     """The cache's slots. Rows of finished texts stay in the tree until somebody needs the slots.
@@ -126,14 +124,13 @@ class Memory:
         missing = count - len(text.spare)
         if missing <= 0:
             return True
-        wanted = max(missing, LUMP)
-        if wanted > self.pool.free:
-            freed = self.tree.evict(wanted - self.pool.free)
+        if missing > self.pool.free:
+            freed = self.tree.evict(missing - self.pool.free)
             self.evicted += len(freed)
             self.pool.give(freed)
         if missing > self.pool.free:
             return False
-        text.spare += self.pool.take(min(wanted, self.pool.free))
+        text.spare += self.pool.take(missing)
         return True
 
     def _shares(self, text: Text) -> bool:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggraph.decode.draft.eagle import WINDOW
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.model import CausalModel
-from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
 from ggraph.formats.lazy_array import Storage
 from ggraph.graph import Graph
-from ggraph.serving.heads import WINDOW, ListHead, Question
+from ggraph.serving.heads import ListHead, Question
 from ggraph.serving.steps import Row
 from ggraph.serving.text import Text
 from ggraph.tensor import Array, Tensor
@@ -65,18 +65,13 @@ class ListModel(ListHead):
 
     kind, shift = "model", 0
 
-    def __init__(
-        self, model: CausalModel, session: DraftSession, slots: int, context: int,
-        *, cache_dtype: DType = F16,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: CausalModel, session: DraftSession, slots: int, context: int) -> None:
         if model.recurrent:
             raise InputError(
                 f"{model.name} has recurrent layers: it can draft for one text at a time"
             )
         self._context = min(context, model.context_length)
-        super().__init__(
-            WithoutFeatures(model), session, slots, self._context, cache_dtype=cache_dtype
-        )
+        super().__init__(WithoutFeatures(model), session, slots, self._context)
 
     def note(self, text: Text, taps: Mapping[int, Array], rows: Sequence[int]) -> None:
         """Nothing: tokens are all that it reads."""

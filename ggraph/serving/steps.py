@@ -26,8 +26,9 @@ from ggraph.serving.states import Course, carried, copy_graph, course_feeds
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind
 
-MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
-PARTS = 16  # in which the cache is touched
+# Rows of such steps that do. By `scripts/choose_serving.py --wanted` those that fill one up are
+# 1 to 4 % of all costs; with every bucket of rows 64 texts have thrice as many plans.
+MIXED_WANTED = (1, 16, 64, 256)
 # Entries of the shortest lists; longer ones are so many times as long. A text that outgrows its
 # lists may wait for a plan, half a second; lists that are not full cost nothing to be measured
 WIDTH, WIDER = 4096, 4
@@ -198,12 +199,6 @@ class ListRunner:
     def _smallest(self) -> Graph:
         """A step of one row, which has all states."""
         return self.model.build(self.shape(1, 1, 1))
-
-    def touch(self, part: int) -> None:
-        """Have memory for one of `PARTS` parts of the cache before texts write there: the first
-        prompts would wait for it, by as much as a third of their time."""
-        for name in list(self.caches())[part::PARTS]:
-            self.session.touch(name)
 
     def step(
         self,

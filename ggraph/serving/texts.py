@@ -18,7 +18,7 @@ from ggraph.serving.disk import Spill
 from ggraph.serving.heads import ListHead, drafts_by_head
 from ggraph.serving.memory import Memory
 from ggraph.serving.parts import Part, place, rows_of_text
-from ggraph.serving.pieces import mixed_bucket
+from ggraph.serving.pieces import MIXED_ROWS, mixed_bucket
 from ggraph.serving.states import States
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Text
@@ -34,14 +34,15 @@ class Limits:
     tokens from the one before: a cut costs a step, as much as five to eight rows."""
 
     texts: int = 32
-    alone: int = 256
+    alone: int = MIXED_ROWS[-1]
     beside: int = 48
     rows: int = 64
     apart: int = 64
 
     def __post_init__(self) -> None:
-        if not (1 <= self.texts <= self.rows <= 256 and 1 <= self.beside <= self.alone <= 256):
-            raise InputError(f"{self}: expected texts <= rows and beside <= alone, 1 to 256")
+        most = MIXED_ROWS[-1]
+        if not (1 <= self.texts <= self.rows <= most and 1 <= self.beside <= self.alone <= most):
+            raise InputError(f"{self}: expected texts <= rows and beside <= alone, 1 to {most}")
         if self.apart < 1:
             raise InputError(f"{self}: expected states 1 or more tokens apart")
 

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.formats.strings import Texts
-from ggraph.text.bpe import GONE, Merges
+from ggraph.text.bpe import GONE, Merges, Remembered
 from ggraph.text.vocab import SPACE
 
 _SPACE = SPACE.encode()
-_CACHE_WORDS = 20_000
-_CACHE_LETTERS = 64  # longer chunks are rarely seen twice
 
 
 class _ByteFallback(ABC):
@@ -35,7 +33,7 @@ class _ByteFallback(ABC):
         # Where no token holds a space after another character, no merge crosses such a place, and
         # text can be cut there without changing the result.
         self._cuttable = not _splits(tokens)
-        self._cache: dict[str, tuple[int, ...]] = {}
+        self._known = Remembered(self._merge)
 
     @abstractmethod
     def _merge(self, chunk: str) -> tuple[int, ...]:
@@ -49,18 +47,10 @@ class _ByteFallback(ABC):
             return list(self._merge(text))
         out: list[int] = []
         for chunk in re.findall(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+", text):
-            out.extend(self._cached(chunk))
+            out.extend(self._known[chunk])
             if most is not None and len(out) > most:
                 break
         return out
-
-    def _cached(self, chunk: str) -> tuple[int, ...]:
-        found = self._cache.get(chunk)
-        if found is None:
-            found = self._merge(chunk)
-            if len(chunk) <= _CACHE_LETTERS and len(self._cache) < _CACHE_WORDS:
-                self._cache[chunk] = found
-        return found
 
     def _ids_of(self, symbol: str) -> list[int]:
         i = self._tokens.find(symbol)

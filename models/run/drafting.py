@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ggraph import InputError
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
-from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.eagle import WINDOW, EagleDrafter, TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.parallel import ParallelDrafter
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 else:
     metadata = lazy("importlib.metadata")
 
-# True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
-# prompt, which is read once.
-WINDOW, PROMPT_WINDOW = 64, 128
 NAMES = ("eagle3", "mtp", "dflash", "suffix", "lookup", "model")
 GROUP = "ggraph.drafters"  # of entry points: each names a function of the target's Runner
 # As llama.cpp has it: what files of one vocabulary may pad it by, and the tokens at its beginning
@@ -182,7 +179,6 @@ def _with_head(
         return EagleDrafter(
             runner, tree=options.tree, p_min=options.p_min, law=law,
             window=None if options.fixed else WINDOW,
-            prompt_window=None if options.fixed else PROMPT_WINDOW,
             goes_on=goes_on(policy, name) if policy is not None else None, name=name,
         )  # fmt: skip
     return ParallelDrafter(runner, masked, p_min=options.p_min, law=law)

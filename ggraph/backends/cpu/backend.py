@@ -30,7 +30,9 @@ from ggraph.formats.lazy_array import LazyArray, Storage
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
-SMALL = 1 << 16  # bytes of a weight that is copied out of a mapped file
+# Bytes of a weight that is copied out of a mapped file: so many Linux maps around what is
+# read (fault_around_bytes), most of which would be a smaller weight's neighbours.
+SMALL = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,14 +21,13 @@ from ggraph.backends.cuda.lower import emit
 from ggraph.backends.cuda.lowering import Lowering
 from ggraph.backends.host import HostMemory
 from ggraph.backends.plan_memory import PlanMemory
-from ggraph.backends.protocol import Scratch
+from ggraph.backends.protocol import POISON, Scratch
 from ggraph.backends.reference import run_reference
 from ggraph.device import HOST, Need
 from ggraph.errors import BackendError, InputError
 from ggraph.plan import Actor, Buffer, Command, Do, Plan
 from ggraph.tensor import Array
 
-POISON = 0xFF
 Values = Mapping[str, Array]
 
 

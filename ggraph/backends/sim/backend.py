@@ -12,7 +12,16 @@ from hashlib import sha256
 import numpy as np
 
 from ggraph.backends.host import aligned_bytes
-from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scratch, Store
+from ggraph.backends.protocol import (
+    POISON,
+    Backend,
+    Launch,
+    Memory,
+    Program,
+    Ref,
+    Scratch,
+    Store,
+)
 from ggraph.backends.sim.machine import Machine
 from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
@@ -23,7 +32,6 @@ from ggraph.ops.evaluate import read
 from ggraph.plan import Actor, Buffer
 from ggraph.tensor import Array, Tensor
 
-POISON = 0xFF
 Ranges = Sequence[tuple[int, int]]
 
 

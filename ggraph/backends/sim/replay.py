@@ -13,7 +13,7 @@ from math import lcm
 import numpy as np
 
 from ggraph.backends.plan_memory import PlanMemory
-from ggraph.backends.protocol import Launch, Memory
+from ggraph.backends.protocol import POISON, Launch, Memory
 from ggraph.backends.sim.backend import Ranges, picked_runs
 from ggraph.backends.sim.machine import Machine, Span
 from ggraph.backends.sim.orders import InOrder, Order
@@ -24,7 +24,6 @@ from ggraph.ops.copies import slice_runs
 from ggraph.plan import HOST_STEPS, Access, Command, Do, Plan
 from ggraph.tensor import Array, Tensor
 
-POISON = 0xFF
 _ALL: Mapping[str, Ranges] = {}
 _RUNS = 1 << 20  # tags are value number * _RUNS + run + 1; 0: nobody wrote
 

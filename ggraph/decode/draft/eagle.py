@@ -37,6 +37,9 @@ from ggraph.tensor import Array
 # by step. A draft of the usual length has 7, and planning all lengths up to 16 takes 2 to 3 s.
 LONGEST_LOOP = 8
 PART = 16  # rows that are only read at once, with a window: few plans, none is padded
+# True rows that a head reads where drafts must pay for themselves. Behind 32, 128 and all rows of a
+# prompt 45, 60 and 68 % of first guesses are right (docs/log/2026-11-22-the-head-starved.md).
+WINDOW = 128
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,7 @@ class EagleDrafter(FeatureDrafter):
     Guesses that are drawn by a `law` carry theirs (`Drawing`), for stochastic rejection; nothing
     else may depend on them then, so they tell no chances, and where they end goes by the laws
     alone. The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
-    Of more than `window` true rows that wait (16 at least), the head reads the last; of a prompt,
-    which it reads beforehand, the last `prompt_window`.
+    Of more than `window` true rows that wait (16 at least), the head reads the last.
     """
 
     def __init__(
@@ -87,13 +89,12 @@ class EagleDrafter(FeatureDrafter):
         p_min: float = 0.0,
         law: SamplerConfig | None = None,
         window: int | None = None,
-        prompt_window: int | None = None,
         goes_on: Callable[[Sequence[float]], bool] | None = None,
         reads_logits: bool = False,
         name: str = "eagle3",
     ) -> None:
-        if any(w is not None and w < 1 for w in (window, prompt_window)):
-            raise InputError(f"windows {window} and {prompt_window}: expected rows")
+        if window is not None and window < 1:
+            raise InputError(f"a window of {window}: expected rows")
         if tree is not None and tree.top_k > len(runner.model.target_ids):
             raise InputError(
                 f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
@@ -108,7 +109,6 @@ class EagleDrafter(FeatureDrafter):
         if self._law is not None:
             self._brings = Brings(self._law.top_k, logits=True)
         self.window = None if window is None else max(window, PART)  # so many may wait
-        self.prompt_window = prompt_window
         self._last = NOTHING  # behind the last true row
 
     @property
@@ -120,7 +120,7 @@ class EagleDrafter(FeatureDrafter):
         """Make the plans of reading so much text, and of rounds behind it with up to `longest`
         guesses."""
         runner, brings = self.runner, self._brings
-        past, most = min(past, self.prompt_window or past), ROW_BUCKETS[-1]
+        past, most = min(past, self.window or past), ROW_BUCKETS[-1]
         if self.window is None:
             parts, usual = [min(most, past - 1 - i) for i in range(0, past - 1, most)], longest + 1
         else:
@@ -148,21 +148,21 @@ class EagleDrafter(FeatureDrafter):
 
     def read(self) -> None:
         """Read the prompt's rows and make the first guess: the first draft need not wait."""
-        self._catch_up(self.prompt_window, 1 if self.window is None else PART)
+        self._catch_up(1 if self.window is None else PART)
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
-        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PART)
+        self._catch_up(ROW_BUCKETS[-1] if self.window is None else PART)
         if limit < 1:
             return Draft()
         return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
 
-    def _catch_up(self, window: int | None, most: int) -> None:
+    def _catch_up(self, most: int) -> None:
         """True rows through encoder and decoder, up to `most` in the step of the last row, whose
         output is kept."""
         if not self._tokens:
             return
-        tokens, features = self._waiting(window)
+        tokens, features = self._waiting()
         runner = self.runner
         done = self._read_parts(tokens, features, most)
         left = len(tokens) - done
@@ -186,10 +186,10 @@ class EagleDrafter(FeatureDrafter):
         logits = runner.step(rows, wanted, features, fed_back=fed_back)
         return Said(*likeliest(logits, k), logits)
 
-    def _waiting(self, window: int | None) -> tuple[list[int], Array]:
+    def _waiting(self) -> tuple[list[int], Array]:
         """The true rows that wait, of which none waits any more; the last `window` of them, where
         there are more, with which the cache begins anew."""
-        runner, skipped = self.runner, len(self._tokens) - (window or len(self._tokens))
+        runner, skipped = self.runner, len(self._tokens) - (self.window or len(self._tokens))
         if skipped > 0:
             self._drop(skipped)
             runner.offset += runner.past + skipped

@@ -18,7 +18,6 @@ from ggraph.tensor import Array
 # The chance that is held back for other tokens, by the length of the suffix, 1 first. Measured on
 # 403 greedy answers of SmolLM2-135M-Instruct to prompts of its own and of public training sets.
 DISCOUNTS = (0.81, 0.49, 0.42, 0.34, 0.26, 0.24, 0.23, 0.09)
-CHAIN = 64  # shorter suffixes whose counts a new token raises
 
 
 @dataclass
@@ -107,11 +106,13 @@ class SuffixAutomaton:
         return self._states[self.match].length
 
     def push(self, token: int) -> None:
-        """Add a token; amortised constant time but for the counts, of which `CHAIN` are raised."""
+        """Add a token; amortised constant time. Of its suffixes that occurred before, the longest
+        are counted, as many as have a discount: 2, 8 and all give drafts alike, and all are the
+        whole text where one token repeats (docs/log/2026-11-30-constants.md)."""
         self.size += 1
         self._extend(token)
         states, state = self._states, self.match
-        for _ in range(CHAIN):
+        for _ in DISCOUNTS:
             if state <= 0:
                 return
             here = states[state]

@@ -200,7 +200,7 @@ def kernel(args: str, *, name: str = "", returns: bool = False) -> Callable[[Bui
 
 
 HEADER_WORDS = 2  # an instruction starts with its kernel's address and its flags
-ROWS_EACH = 8  # rows for each thread from which rows are shared out, not their columns
+ROWS_EACH = 8  # rows for each thread from which rows are shared out, not what each of them has
 BARRIER, STREAM = 1, 2  # flags: all threads meet afterwards; weights are too many to stay in caches
 
 

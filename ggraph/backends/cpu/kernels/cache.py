@@ -26,10 +26,9 @@ from ggraph.backends.cpu.codegen.simd import (
 )  # fmt: skip
 from ggraph.backends.cpu.kernels.elements import ELEMENT_BYTES, FLOATS, number, numbers, put
 from ggraph.backends.cpu.kernels.quantise import largest_size, load_block
-from ggraph.backends.cpu.kernels.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
+from ggraph.backends.cpu.kernels.tiles import BLOCK, Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 MAX_ROTATED = 512  # dimensions of a head that can be rotated
-PIECE = 32  # columns of a row that one thread copies at least
 MISSING = -(1 << 31)  # an integer of a row that does not exist
 
 
@@ -133,9 +132,9 @@ def _set_rows(kind: str) -> None:
     @kernel("x y index m n xs ys limit ib", name="set_rows_" + kind)
     def build(k: Kernel) -> None:
         x, y, n, xs, ys = k.words("x y n xs ys")
-        for r, row, pieces in _targets(k, (n + (PIECE - 1)) // PIECE):
+        for r, row, pieces in _targets(k, (n + (BLOCK - 1)) // BLOCK):
             source, target = x + xs * r, y + ys * row
-            start, stop = pieces[0] * PIECE, k.minimum(pieces[1] * PIECE, n)
+            start, stop = pieces[0] * BLOCK, k.minimum(pieces[1] * BLOCK, n)
             whole = start + k.maximum(stop - start, 0) // 8 * 8
             for c in k.loop(start, whole, 8):
                 put(k, kind, target + c * size, k.load(source + c * 4, F32X8))

@@ -22,7 +22,6 @@ from ggraph.backends.cpu.kernels.quantise import in_fours, load_block
 from ggraph.backends.cpu.kernels.tiles import BLOCK
 from ggraph.ops.unary import GELU_INNER, GELU_OUTER
 
-PIECE = 512  # columns that one thread takes at a time
 Emit2 = Callable[[Kernel, Val, Val], Val]
 
 
@@ -35,13 +34,13 @@ def in_eights(k: Kernel, start: Val, stop: Val, body: Callable[[Val, Val | None]
         body(whole, stop - whole)
 
 
-def in_pieces(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
-    """`body(row, first column, end column)` for this thread's pieces of the m x n matrix."""
+def in_parts(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
+    """`body(row, first column, end column)` for this thread's part of each row of the m x n
+    matrix."""
     m, n = k.words("m n")
-    per_row = (n + (PIECE - 1)) // PIECE
-    for item in k.share(m * per_row):
-        r, start = item // per_row, item % per_row * PIECE
-        body(r, start, k.minimum(start + PIECE, n))
+    rows, (first, end) = k.grid(m, (n + (BLOCK - 1)) // BLOCK)
+    for r in k.loop(*rows):
+        body(r, first * BLOCK, k.minimum(end * BLOCK, n))
 
 
 def _binary(name: str, emit: Emit2) -> None:

@@ -16,8 +16,7 @@ from ggraph.backends.cpu.codegen.simd import (
     kernel,
     vec,
 )
-
-LANES = 8
+from ggraph.backends.cpu.kernels.nest import LANES
 
 
 def _picked(k: Kernel, row: Val, table: Val, left: Val) -> Val:

@@ -5,7 +5,7 @@ Legend: m token rows, x experts, u experts per token, n columns.
 
 from ggraph.backends.cpu.codegen import words
 from ggraph.backends.cpu.codegen.simd import F32, F32X8, I32, I64, Kernel, Val, kernel
-from ggraph.backends.cpu.kernels.elementwise import in_eights, in_pieces
+from ggraph.backends.cpu.kernels.elementwise import in_eights, in_parts
 
 
 def _chosen(k: Kernel, ids: Val, at: Val, limit: Val) -> Val:
@@ -49,7 +49,7 @@ def moe_mix(k: Kernel) -> None:
 
         in_eights(k, start, stop, eight)
 
-    in_pieces(k, piece)
+    in_parts(k, piece)
 
 
 @kernel("x rows ids y m n limit")
@@ -68,4 +68,4 @@ def add_id(k: Kernel) -> None:
 
         in_eights(k, start, stop, eight)
 
-    in_pieces(k, piece)
+    in_parts(k, piece)

@@ -20,7 +20,6 @@ from ggraph.backends.cpu.runtime.taking import Taking
 ARGS = "w x y ids n k m u xs xu ys es experts"
 SORTED = 4096  # pairs that are put in order at once; each time the weights are read anew
 BUCKETS = 256  # experts whose pairs are counted at once
-FEW_PAIRS = 16  # hardly any of so few share an expert
 HIGH = 24  # pairs of an expert that are worth AMX
 MOST_ROWS = 6  # every count of rows is code of its own
 
@@ -31,9 +30,9 @@ def _known(k: Kernel, expert: Val) -> Val:
 
 
 def _by_expert(k: Kernel, first: Val, count: Val) -> tuple[Val, Val]:
-    """Address of `count` pairs from `first` on, int32, those of one expert behind one another; few
-    as they come. Those of no expert come last. And where the address of each one's row of x lies:
-    every tile meets them, and takes no time to divide."""
+    """Address of `count` pairs from `first` on, int32, those of one expert behind one another,
+    those of no expert last. And where the address of each one's row of x lies: every tile meets
+    them, and takes no time to divide."""
     order, rows, places = (k.scratch(size) for size in (SORTED * 4, SORTED * 8, BUCKETS * 8))
     experts, placed = k.arg("experts"), k.var(0)
 
@@ -45,28 +44,21 @@ def _by_expert(k: Kernel, first: Val, count: Val) -> tuple[Val, Val]:
             with k.when(words.within(k, bucket, k.const(BUCKETS, I64))):
                 yield pair, places + bucket * 8
 
-    def put(pair: Val, place: Val) -> None:
-        k.store(order + place * 4, k.cast("trunc", pair, I32))
-        k.store(rows + place * 8, _row_of(k, pair))
-
-    with k.if_else(count <= FEW_PAIRS) as (few, many):
-        with few:
-            for i in k.loop(0, count):
-                put(first + i, i)
-        with many:
-            for base in k.loop(0, experts + 1, BUCKETS):
-                for bucket in k.loop(0, BUCKETS):
-                    k.store(places + bucket * 8, k.const(0, I64))
-                for _, at in each_of(base):
-                    k.store(at, k.load(at, I64) + 1)
-                for bucket in k.loop(0, BUCKETS):
-                    begin, at = placed.value, places + bucket * 8
-                    placed.value = begin + k.load(at, I64)
-                    k.store(at, begin)
-                for pair, at in each_of(base):
-                    place = k.load(at, I64)
-                    put(pair, place)
-                    k.store(at, place + 1)
+    for base in k.loop(0, experts + 1, BUCKETS):
+        buckets = k.minimum(experts + 1 - base, BUCKETS)
+        for bucket in k.loop(0, buckets):
+            k.store(places + bucket * 8, k.const(0, I64))
+        for _, at in each_of(base):
+            k.store(at, k.load(at, I64) + 1)
+        for bucket in k.loop(0, buckets):
+            begin, at = placed.value, places + bucket * 8
+            placed.value = begin + k.load(at, I64)
+            k.store(at, begin)
+        for pair, at in each_of(base):
+            place = k.load(at, I64)
+            k.store(order + place * 4, k.cast("trunc", pair, I32))
+            k.store(rows + place * 8, _row_of(k, pair))
+            k.store(at, place + 1)
     return order, rows
 
 

@@ -32,13 +32,13 @@ from ggraph.backends.cpu.codegen.simd import (
 )
 from ggraph.backends.cpu.kernels.elements import ELEMENT_BYTES, STORED, as_computed, as_stored
 from ggraph.backends.cpu.kernels.nest_form import Nest, Operand, names
+from ggraph.backends.cpu.runtime.taking import SHARES
 from ggraph.ops.steps import PLAIN, WIDE
 
-LANES = 8
-PIECE = 512  # columns that one thread takes at a time, at most
-SHARES = 4  # pieces for each thread where columns are many enough
-BESIDE = 4  # vectors of columns that are reduced together
-SUMS = 4  # partial sums of a reduction along vectors
+LANES = 8  # of vectors whose sums have one order on every processor
+PIECE = 512  # columns that one thread takes at a time, at most: 128 to 2,048 took as long
+BESIDE = 4  # vectors of columns that are reduced together: 8 and 16 gained nothing (2026-11-23)
+SUMS = 4  # partial sums along vectors, of which one need not wait for another
 FIRST = {"sum": 0.0, "mean": 0.0, "dot": 0.0, "max": float("-inf"), "min": float("inf")}
 
 

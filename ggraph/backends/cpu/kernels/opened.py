@@ -23,13 +23,14 @@ from ggraph.backends.cpu.kernels.tiles import (
     Layout,
     Packed,
 )  # fmt: skip
-from ggraph.backends.cpu.runtime.taking import taken
+from ggraph.backends.cpu.runtime.taking import SHARES, taken
 
 OPEN_ROWS = 12  # rows for which blocks are opened: so many gain 3 % of Q4_K, 18 % of Q6_K
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
 CHUNK = 16  # blocks that are opened together, whole runs: 10 KB, which the nearest cache keeps
-SIDE = 8  # tiles whose results are written together, row after row
-TURNS = 4  # of each thread at least, where there are tiles for them
+# Tiles whose results are written together, row after row: products take 2 to 7 % less than with one
+# (docs/log/2026-11-27-where-prompts-lost-time.md).
+SIDE = 8
 CODES, NUMBERS = GROUPS * GROUP_BYTES, TILE * 4  # bytes of a block's codes, and of its scales
 APART = GROUP_ROWS * NUMBERS  # bytes between the sums of two tiles
 
@@ -68,7 +69,7 @@ def opens(isa: Isa, layout: Packed) -> bool:
 
 def sides(k: Kernel, tiles: Val, most: int = SIDE) -> Iterator[tuple[Val, Val]]:
     """First and end of those of the tiles that this thread takes, to be written together."""
-    each = k.maximum(k.minimum(tiles // (k.threads * TURNS), most), 1)
+    each = k.maximum(k.minimum(tiles // (k.threads * SHARES), most), 1)
     for i in taken(k, (tiles + (each - 1)) // each):
         yield i * each, k.minimum((i + 1) * each, tiles)
 

@@ -5,9 +5,7 @@ Legend: n unknowns, k right sides, count systems; all without gaps.
 
 from ggraph.backends.cpu.codegen import words
 from ggraph.backends.cpu.codegen.simd import F32X8, I64, Kernel, Val, kernel
-
-LANES = 8
-SUMS = 4  # partial sums, of which one need not wait for another
+from ggraph.backends.cpu.kernels.nest import LANES, SUMS
 
 
 def _known(k: Kernel, row: Val, y: Val, i: Val, left: Val) -> Val:

@@ -13,7 +13,7 @@ import numpy as np
 from ggraph.backends.cpu.codegen.memo import Memo
 from ggraph.backends.cpu.codegen.simd import HEADER_WORDS
 from ggraph.backends.cpu.kernels.elements import ELEMENT_BYTES, MOVED
-from ggraph.backends.cpu.kernels.nest import FIRST
+from ggraph.backends.cpu.kernels.nest import FIRST, LANES
 from ggraph.backends.cpu.kernels.nest_form import Nest, Operand
 from ggraph.backends.cpu.runtime.interpreter import WORDS
 from ggraph.device import Need
@@ -27,7 +27,6 @@ from ggraph.strides import contiguous
 from ggraph.tensor import Array, Tensor, frozen
 
 MOST_KEPT, MOST_REDUCED, MOST_SOURCES = 6, 3, 12
-NARROW = 8  # columns from which vectors lie along kept axes where that is how operands lie
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def _direction(axes: Sequence[Axis], kinds: Sequence[str], whole: bool) -> str:
     reduced = [a for a in axes if a.reduced]
     if not reduced:
         return "kept"
-    if not kept or kept[-1].extent < NARROW:
+    if not kept or kept[-1].extent < LANES:  # whatever the ISA, as it decides the order of sums
         return "reduced"
 
     both = [i for i in range(0 if whole else 1, len(kinds))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cpu.codegen.simd import ROWS_EACH
 from ggraph.backends.cpu.kernels import (  # noqa: F401  (all register kernels)
     attention,
     cache,
@@ -38,7 +39,6 @@ from ggraph.backends.cpu.kernels.tiles import activation_bytes
 from ggraph.backends.cpu.lowering import carried, images, mixtures, native, products, systems
 from ggraph.backends.cpu.lowering.context import Lowering
 from ggraph.backends.cpu.lowering.needs import (
-    FEW_ROWS,
     JOINED,
     attends,
     attends_plainly,
@@ -260,7 +260,7 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     shown = x.sources[3].tensor.shape[1] if attrs["has_mask"] else k.shape[0]
     kind, entries = k.dtype.name, shown
     listed = low.shown(x)
-    parts = [x.room("parts")] if rows <= FEW_ROWS else []
+    parts = [x.room("parts")] if rows <= ROWS_EACH else []
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,

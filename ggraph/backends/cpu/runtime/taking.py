@@ -10,6 +10,7 @@ from ggraph.backends.cpu.codegen.simd import Kernel, Val
 from ggraph.backends.cpu.runtime.interpreter import WORDS, atomic, atomic_store
 
 TAKEN = WORDS - 1  # the word of an instruction that counts; 0 before and after a run
+SHARES = 4  # pieces of each thread at least, where there are as many: a wait is a quarter at most
 
 
 class Taking:
