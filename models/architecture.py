@@ -105,6 +105,9 @@ class Architecture:
     """The graph of a step, made of `blocks`."""
     hf: tuple[str, ...] = ()
     """Its class names in config.json."""
+    causal: bool = True
+    """Whether no row sees later ones, as where text goes on; else it is an encoder, whose `build`
+    ends with `blocks.vectors`."""
     rope_mode: str = "neox"
     """How its GGUF files pair the features that a rotation turns: "neox" pairs the two halves of a
     head, "normal" neighbours. Files made as Llama's are need "normal": with the other text is
@@ -120,6 +123,9 @@ class Architecture:
     """What stands before a layer's number in Hugging Face names: a regular expression."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors of its files that hold several of `build`'s, one below the other."""
+    told_by: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json, and their values, by which it is told from another family with the same
+    classes."""
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that its GGUF files may leave out, and what is meant then."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)

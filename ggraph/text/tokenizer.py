@@ -1,8 +1,8 @@
 """Text to ids and back, for every kind of vocabulary. The page to read first.
 
 A `Tokenizer` joins a `Vocabulary` (vocab.py) with an encoder for plain text: byte-level
-BPE (bpe.py), SentencePiece (spm.py), or the engine of a Hugging Face folder
-(hf.py). Special tokens are cut out of the text here, as llama.cpp does it: the longest
+BPE (bpe.py), SentencePiece (spm.py), WordPiece (wordpiece.py), or the engine of a Hugging Face
+folder (hf.py). Special tokens are cut out of the text here, as llama.cpp does it: the longest
 first, everywhere in the text. Streaming is in stream.py.
 """
 
@@ -19,7 +19,19 @@ from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
 from ggraph.text.spm import RankedEncoder, SpmEncoder
-from ggraph.text.vocab import SPACE, Vocabulary, numbers, strings, value_of, vocabulary_from_gguf
+from ggraph.text.vocab import (
+    BOS,
+    EOS,
+    PREFIX,
+    SPACE,
+    SUFFIX,
+    Vocabulary,
+    numbers,
+    strings,
+    value_of,
+    vocabulary_from_gguf,
+)
+from ggraph.text.wordpiece import CLS, SEP, WordPieceEncoder
 
 _WHITE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -74,9 +86,11 @@ class Tokenizer:
             return cls._sentence_piece(metadata)
         if model == "gemma4":
             return cls._ranked(metadata)
+        if model == "bert":
+            return cls._word_piece(metadata)
         raise FormatError(
-            "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece) or gemma4 "
-            f"(SentencePiece with ranked merges), got {shown(model)}"
+            "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece), gemma4 "
+            f"(SentencePiece with ranked merges) or bert (WordPiece), got {shown(model)}"
         )
 
     @classmethod
@@ -112,6 +126,22 @@ class Tokenizer:
         vocabulary = vocabulary_from_gguf({**metadata, **meant}, byte_level=False, add_bos=True)
         merges = strings(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, RankedEncoder(vocabulary.tokens, merges, vocabulary.unk_id))
+
+    @classmethod
+    def _word_piece(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """A text stands between [CLS] and [SEP], which no key but their ids' tells of; no answer
+        ends with one."""
+        begins = value_of(metadata, CLS, int, value_of(metadata, BOS, int, -1))
+        closes = value_of(metadata, SEP, int, value_of(metadata, EOS, int, -1))
+        around = {
+            PREFIX: [i for i in (begins,) if i >= 0],
+            SUFFIX: [i for i in (closes,) if i >= 0],
+        }
+        told = {k: v for k, v in metadata.items() if k not in (BOS, EOS)}
+        meant = {**told, **around, "tokenizer.ggml.add_space_prefix": True}
+        vocabulary = vocabulary_from_gguf(meant, byte_level=False, add_bos=False)
+        encoder = WordPieceEncoder(vocabulary.tokens, vocabulary.unk_id, metadata)
+        return cls(vocabulary, encoder)
 
     @property
     def vocab_size(self) -> int:
