@@ -105,9 +105,6 @@ class Architecture:
     """The graph of a step, made of `blocks`."""
     hf: tuple[str, ...] = ()
     """Its class names in config.json."""
-    causal: bool = True
-    """Whether no row sees later ones, as where text goes on; else it is an encoder, whose `build`
-    ends with `blocks.vectors`."""
     rope_mode: str = "neox"
     """How its GGUF files pair the features that a rotation turns: "neox" pairs the two halves of a
     head, "normal" neighbours. Files made as Llama's are need "normal": with the other text is
@@ -115,6 +112,9 @@ class Architecture:
     those of families whose `complete` says otherwise."""
     written_as: str = ""
     """The name under which its models are written as GGUF; empty: `name`."""
+    causal: bool = True
+    """Whether no row sees later ones, as where text goes on; else it is an encoder, whose `build`
+    ends with `vectors.vectors`."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face names of a layer's tensors that it has beside Llama's, or means otherwise."""
     top_names: Mapping[str, str] = field(default_factory=dict)

@@ -19,10 +19,10 @@ from ggraph.serving.text import Plain, Request, begun
 from models.serve import anthropic, fields, responses, schema
 from models.serve.anthropic_blocks import MessagesRequest
 from models.serve.embeddings import embeddings
-from models.serve.engine import Answers
 from models.serve.errors import of_validation
 from models.serve.generation import Generation
 from models.serve.inbox import Ended, Inbox
+from models.serve.reader import Answers
 from models.serve.worker import Ticket
 
 CHAT, TEXT, GAP = "/v1/chat/completions", "/v1/completions", "/infill"

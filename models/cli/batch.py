@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..run.load import LoadedEncoder
 from ..serve.settings import Settings
 from .common import AsJson, ServedModel, apart, notes, print_json
 from .flat import flat
@@ -58,8 +59,11 @@ def batch(
                         asyncio.run(job.run(lines, results, *all_of_them, tell))
                 else:
                     settings = Settings(**bounds)
-                    with closing(on.load(on.path)) as m:
-                        service = part.Service(m, settings, cache_tokens)
+                    with closing(on.load_served(on.path, None, parallel)) as m:
+                        if isinstance(m, LoadedEncoder):
+                            service = serve_part("reader").EncoderService(m, settings)
+                        else:
+                            service = part.Service(m, settings, cache_tokens)
                         asyncio.run(_run(service, lines, results, tell))
         done = len(results.done)
     seconds = time.perf_counter() - begun

@@ -5,7 +5,7 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from ggraph import InputError
 from ggraph.serving.disk import Disk
 
 from ..run.drafting import smaller_model
-from ..run.load import Loaded
+from ..run.load import Loaded, LoadedEncoder
 from ..run.shipped import head_for
 from ..serve.settings import Settings
 from .common import COMPILING, AsJson, ServedModel, notes, print_json
@@ -109,10 +109,15 @@ def serve(
         part.serve_on_ray(options, host, port, where.ray_address, ready)
         return
     settings = Settings(**bounds)
-    with closing(on.load(path, head)) as m, _ending():
-        disk = _disk(m, disk_cache, disk_cache_mb)
-        smaller = model_draft and smaller_model(m, model_draft)
-        service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
+    with closing(on.load_served(path, head, parallel)) as m, _ending():
+        if isinstance(m, LoadedEncoder):
+            own = {"--head": head, "--disk-cache": disk_cache, "--model-draft": model_draft}
+            _check_encoder(m, own)
+            service = serve_part("reader").EncoderService(m, settings)
+        else:
+            disk = _disk(m, disk_cache, disk_cache_mb)
+            smaller = model_draft and smaller_model(m, model_draft)
+            service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
         ready = _ready(service.name, as_json)
         part.serve(service, host, port, ready, log=log or log_prompts)
 
@@ -141,6 +146,12 @@ def serve_part(name: str, extra: str = "serve") -> Any:
         raise InputError(
             f"{error.name} is not installed: pip install 'ggraph-runtime[{extra}]'"
         ) from None
+
+
+def _check_encoder(m: LoadedEncoder, given: Mapping[str, Path | None]) -> None:
+    """InputError for options of which only a model that goes on with texts makes use."""
+    for option in (name for name, path in given.items() if path is not None):
+        raise InputError(f"{option}: {m.model.name} is an encoder, which has no use for it")
 
 
 def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:

@@ -6,19 +6,18 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, ModelError
-from ggraph.serving.text import Text
 
 from ..pooling import Pooling
-from .engine import Service
 from .errors import Refused
-from .generation import Generation
 from .inbox import Ended
+from .listener import Listener
+from .reader import Reader
 from .schema import EmbeddingsRequest, each
 
 
-def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
+def prompts_of(service: Reader, asked: EmbeddingsRequest) -> list[list[int]]:
     """Token ids of every text. Refused where a vector cannot have as many numbers as asked for."""
-    width = service.m.model.width
+    width = service.m.model.vector_width
     if (asked.dimensions or 0) > width:
         raise Refused(
             f"dimensions: expected 1 to {width}, got {asked.dimensions}", param="dimensions"
@@ -29,7 +28,7 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
     return [service.text_ids(t, "input", special=special, complete=True) for t in texts]
 
 
-def pooling_for(service: Service, asked: EmbeddingsRequest) -> Pooling:
+def pooling_for(service: Reader, asked: EmbeddingsRequest) -> Pooling:
     """As asked for, or else the model's. Refused where its files say what is not made here."""
     try:
         return asked.pooling or service.pooling
@@ -39,18 +38,18 @@ def pooling_for(service: Service, asked: EmbeddingsRequest) -> Pooling:
 
 
 async def embeddings(
-    generation: Generation, prompts: list[list[int]], pooling: Pooling, asked: EmbeddingsRequest
+    listener: Listener, prompts: list[list[int]], pooling: Pooling, asked: EmbeddingsRequest
 ) -> dict[str, Any]:
     """The reply: one vector of length 1 for each text. States go when the text is read."""
-    answers = generation.service.read(prompts)
+    answers = listener.service.read(prompts, pooling)
     found: dict[int, Array] = {}
-    async for heard in generation.heard(answers):
+    async for heard in listener.heard(answers):
         for index, what in heard:
             if isinstance(what, Ended):
                 if what.error is not None or what.text is None:
                     told = what.error or "the text was not read"
-                    raise generation.service.worker.refusal(told)
-                found[index] = _pooled(what.text, pooling, asked.dimensions)
+                    raise listener.service.worker.refusal(told)
+                found[index] = _even(listener.service.vector(what.text, pooling), asked.dimensions)
                 what.text.features.clear()
     data = [
         {"object": "embedding", "index": i, "embedding": _coded(found[i], asked)}
@@ -60,15 +59,13 @@ async def embeddings(
     return {
         "object": "list",
         "data": data,
-        "model": generation.service.name,
+        "model": listener.service.name,
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
 
 
-def _pooled(text: Text, pooling: Pooling, dimensions: int | None) -> Array:
-    """f32 [E] or the first of these, of length 1."""
-    states = np.concatenate(text.features).astype(np.float64)
-    vector = states.mean(axis=0) if pooling == "mean" else states[-(pooling == "last")]
+def _even(vector: Array, dimensions: int | None) -> Array:
+    """f32 [V] or the first of these, of length 1."""
     vector = vector[:dimensions]
     even: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
     return even.astype(np.float32)
