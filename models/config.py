@@ -257,9 +257,8 @@ class DecoderConfig:
 
     def head_dim_of(self, layer: int) -> int:
         """Numbers per head in this layer."""
-        return (
-            self.window_head_dim if self.window_head_dim and self.slides(layer) else self.head_dim
-        )
+        own = self.window_head_dim if self.slides(layer) else 0
+        return own or self.head_dim
 
 
 def layer_range(layers: int) -> range:
@@ -271,10 +270,8 @@ def layer_range(layers: int) -> range:
 
 @dataclass(frozen=True)
 class Scalar:
-    """One plain number of `DecoderConfig`: its names in config.json, most usual first, and in GGUF.
-
-    It is whole where the field's default is.
-    """
+    """One plain number of `DecoderConfig`: its names in config.json, most usual first, and in GGUF;
+    whole where the field's default is."""
 
     name: str
     hf: tuple[str, ...]

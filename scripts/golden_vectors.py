@@ -105,7 +105,7 @@ def main() -> None:
         (golden / SHAPES).write_text(json.dumps(shapes_of(golden), indent=1) + "\n")
         with tempfile.TemporaryDirectory() as made:
             found = expected(golden, write(golden, Path(made) / "hf"))
-        np.savez(golden / EXPECTED, **found)
+        np.savez(golden / EXPECTED, allow_pickle=False, **found)
         print(golden, {k: v.shape for k, v in found.items()})
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..run.load import LoadedEncoder
 from ..serve.settings import Settings
 from .common import AsJson, ServedModel, apart, notes, print_json
 from .flat import flat
@@ -60,10 +59,7 @@ def batch(
                 else:
                     settings = Settings(**bounds)
                     with closing(on.load_served(on.path, None, parallel)) as m:
-                        if isinstance(m, LoadedEncoder):
-                            service = serve_part("reader").EncoderService(m, settings)
-                        else:
-                            service = part.Service(m, settings, cache_tokens)
+                        service = part.service_of(m, settings, cache_tokens)
                         asyncio.run(_run(service, lines, results, tell))
         done = len(results.done)
     seconds = time.perf_counter() - begun

@@ -20,7 +20,7 @@ from ggraph.lazy import lazy
 
 from ..run.fetch import fetch_default
 from ..run.hub import fetch_hub
-from ..run.load import Loaded, LoadedEncoder, OnlyReads, device_names, load, load_encoder
+from ..run.load import Loaded, LoadedEncoder, device_names, load, load_served
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
 
@@ -166,12 +166,7 @@ class ServedModel:
 
     def load_served(self, path: Path, head: Path | None, texts: int) -> Loaded | LoadedEncoder:
         """The same, or an encoder that reads up to so many texts a step."""
-        try:
-            return self.load(path, head)
-        except OnlyReads as found:
-            how = {n: v for n, v in self.how.items() if n in ("ctx_size", "threads", "exact")}
-            devices = device_names(self.device)
-            return load_encoder(found.model, devices=devices, texts=texts, **how)
+        return load_served(path, texts, devices=device_names(self.device), head=head, **self.how)
 
 
 @dataclass(frozen=True)

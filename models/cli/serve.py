@@ -5,7 +5,7 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from ggraph import InputError
 from ggraph.serving.disk import Disk
 
 from ..run.drafting import smaller_model
-from ..run.load import Loaded, LoadedEncoder
+from ..run.load import Loaded, Opened
 from ..run.shipped import head_for
 from ..serve.settings import Settings
 from .common import COMPILING, AsJson, ServedModel, notes, print_json
@@ -110,14 +110,10 @@ def serve(
         return
     settings = Settings(**bounds)
     with closing(on.load_served(path, head, parallel)) as m, _ending():
-        if isinstance(m, LoadedEncoder):
-            own = {"--head": head, "--disk-cache": disk_cache, "--model-draft": model_draft}
-            _check_encoder(m, own)
-            service = serve_part("reader").EncoderService(m, settings)
-        else:
-            disk = _disk(m, disk_cache, disk_cache_mb)
-            smaller = model_draft and smaller_model(m, model_draft)
-            service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
+        _check_encoder(m, head, disk_cache, model_draft)
+        disk = _disk(m, disk_cache, disk_cache_mb)
+        smaller = smaller_model(m, model_draft) if model_draft and isinstance(m, Loaded) else None
+        service = serve_part("engine").service_of(m, settings, cache_tokens, disk, smaller)
         ready = _ready(service.name, as_json)
         part.serve(service, host, port, ready, log=log or log_prompts)
 
@@ -148,13 +144,14 @@ def serve_part(name: str, extra: str = "serve") -> Any:
         ) from None
 
 
-def _check_encoder(m: LoadedEncoder, given: Mapping[str, Path | None]) -> None:
-    """InputError for options of which only a model that goes on with texts makes use."""
-    for option in (name for name, path in given.items() if path is not None):
+def _check_encoder(m: Opened, *given: Path | None) -> None:
+    """InputError for a draft head, a disk cache or a smaller model beside an encoder."""
+    options = zip(("--head", "--disk-cache", "--model-draft"), given, strict=True)
+    for option in (name for name, path in options if path is not None and not m.model.causal):
         raise InputError(f"{option}: {m.model.name} is an encoder, which has no use for it")
 
 
-def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:
+def _disk(m: Opened, folder: Path | None, most_mb: int) -> Any:
     """What is kept in a folder. InputError where that cannot be used."""
     if folder is None:
         return None

@@ -1,6 +1,7 @@
 """From a path to a model that answers: checkpoint, tokenizer, chat template, session."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ CACHE_TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "q8_0": dtypes.Q8_0}
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class Opened(ABC):
     """A model whose session is open. `load_seconds` covers files, tokenizer and devices."""
 
     model: Model
@@ -35,9 +36,9 @@ class Opened:
     load_seconds: float
 
     @property
+    @abstractmethod
     def context(self) -> int:
         """Tokens of one text."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Give devices and memory back."""
@@ -193,6 +194,15 @@ def load(
     engine = Engine(runner, tokenizer.eos_ids)
     seconds = time.perf_counter() - begun
     return Loaded(model, session, tokenizer, seconds, runner, engine, drafting, beside)
+
+
+def load_served(path: str | Path, texts: int, **how: Any) -> Loaded | LoadedEncoder:
+    """The same, or an encoder that reads up to so many texts a step; `how` as of `load`."""
+    try:
+        return load(path, **how)
+    except OnlyReads as found:
+        own = {n: how[n] for n in ("ctx_size", "threads", "devices", "exact") if n in how}
+        return load_encoder(found.model, texts=texts, **own)
 
 
 def load_encoder(

@@ -35,13 +35,14 @@ from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
 from ..registry import Model
 from ..run.drafting import goes_on
-from ..run.load import Loaded
+from ..run.load import Loaded, LoadedEncoder
 from .errors import Refused
 from .gaps import marks_of, with_gap
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
-from .reader import Answers, Reader
+from .reader import Answers, EncoderService, Reader
 from .schema import ResponseFormat, Sampling, Speculative
+from .settings import Settings
 from .told import Retold, journal_of
 from .voice import AnswerVoice, Form
 from .worker import Ticket, Worker
@@ -298,3 +299,16 @@ def grown_to(nodes: int, branches: int) -> TreeShape:
     """A head's tree of so many nodes."""
     most = branches + LEVELS * branches**2
     return TreeShape(1 + min(nodes, most), LEVELS, branches)
+
+
+def service_of(
+    m: Loaded | LoadedEncoder,
+    settings: Settings,
+    cache_tokens: int | None = None,
+    disk: Disk | None = None,
+    smaller: Model | None = None,
+) -> Reader:
+    """What a server has of a model of either kind. An encoder has no use for the last three."""
+    if isinstance(m, LoadedEncoder):
+        return EncoderService(m, settings)
+    return Service(m, settings, cache_tokens, disk, smaller)
