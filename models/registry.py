@@ -87,6 +87,11 @@ class Model:
         return self.config.causal
 
     @property
+    def scores(self) -> bool:
+        """Whether it makes a score of two texts in place of a vector."""
+        return f"{vectors.SCORE}.weight" in self.catalogue
+
+    @property
     def vector_width(self) -> int:
         """Numbers of a text's vector."""
         return vectors.width(self.catalogue, self.width)

@@ -6,7 +6,7 @@ vector.
 
 from collections.abc import Mapping
 
-from ggraph import Graph, Tensor, dtypes, ops
+from ggraph import Graph, Tensor, ops
 
 from .blocks import Step, Stored, linear
 
@@ -18,7 +18,7 @@ INNER, SCORE = "cls", "cls.output"
 
 def width(catalogue: Mapping[str, Stored], hidden: int) -> int:
     """V, where rows have `hidden` numbers."""
-    held = [n for n in (*DENSE, SCORE) if f"{n}.weight" in catalogue]
+    held = [n for n in DENSE if f"{n}.weight" in catalogue]
     return catalogue[f"{held[-1]}.weight"].shape[0] if held else hidden
 
 
@@ -26,15 +26,15 @@ def vectors(s: Step, x: Tensor) -> Graph:
     """The end of an encoder's step, x [T, E]: of each text the row `wanted`, then of each the mean
     of all that this row sees, through what comes behind: `vectors` f32 [2M, V].
 
-    The mean is attention that finds all rows alike: its bits follow, like those of other rows, from
-    the rows of the text alone, in their order.
+    The mean is attention that finds all rows alike, by scores of 0: its bits follow, like those of
+    other rows, from the rows of the text alone, in their order.
     """
     c, (rows, wide), texts = s.config, x.shape, s.shape.wanted
     heads = c.num_attention_heads if wide % c.num_attention_heads == 0 else 1
     parts = x.reshape(rows, heads, wide // heads)  # [T, H, D]
-    alike = ops.fill((texts, heads, wide // heads), 0.0, dtypes.F32)
-    mean = ops.flash_attn(alike, parts, parts, ops.get_rows(s.mask, s.wanted), scale=1.0)
-    both = ops.concat((ops.get_rows(x, s.wanted), mean.reshape(texts, wide)), 0)  # [2M, E]
+    row, seen = ops.get_rows(x, s.wanted), ops.get_rows(s.mask, s.wanted)
+    mean = ops.flash_attn(row.reshape(texts, *parts.shape[1:]), parts, parts, seen, scale=0.0)
+    both = ops.concat((row, mean.reshape(texts, wide)), 0)  # [2M, E]
     return Graph.of({"vectors": through(s, both)}, name=f"{c.architecture} step")
 
 
@@ -46,4 +46,4 @@ def through(s: Step, x: Tensor) -> Tensor:
     if not s.has(f"{SCORE}.weight"):
         return x
     inner = ops.tanh(linear(s, x, INNER, s.config.hidden_size))
-    return linear(s, inner, SCORE, s.catalogue[f"{SCORE}.weight"].shape[0])
+    return linear(s, inner, SCORE, 1)

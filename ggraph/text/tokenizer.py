@@ -8,6 +8,7 @@ first, everywhere in the text. Streaming is in stream.py.
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ggraph.errors import FormatError, InputError, shown
+from ggraph.formats.strings import Pieces
 from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
@@ -31,7 +33,7 @@ from ggraph.text.vocab import (
     value_of,
     vocabulary_from_gguf,
 )
-from ggraph.text.wordpiece import CLS, SEP, WordPieceEncoder
+from ggraph.text.wordpiece import CLS, SEP, WordPieceEncoder, bert_form, word_piece
 
 _WHITE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -141,7 +143,10 @@ class Tokenizer:
         meant = {**told, **around, "tokenizer.ggml.add_space_prefix": True}
         vocabulary = vocabulary_from_gguf(meant, byte_level=False, add_bos=False)
         encoder = WordPieceEncoder(vocabulary.tokens, vocabulary.unk_id, metadata)
-        return cls(vocabulary, encoder)
+        pieces = [word_piece({}, bert_form(t)) for t in vocabulary.tokens]
+        for i in vocabulary.control | vocabulary.user_defined:
+            pieces[i] = vocabulary.pieces[i]
+        return cls(replace(vocabulary, pieces=Pieces(pieces)), encoder)
 
     @property
     def vocab_size(self) -> int:

@@ -74,3 +74,21 @@ def normalizer_keys(normalizer: Any) -> dict[str, bool]:
     lower = bool(own.get("lowercase"))
     strips = own.get("strip_accents")
     return {LOWERCASE: lower, STRIP_ACCENTS: lower if strips is None else bool(strips)}
+
+
+def word_piece(decoder: Mapping[str, Any], text: str) -> bytes:
+    """A word with a space before it, or a part that goes on with the word before; punctuation
+    moves to what it ends, where the file says so. Source: the `tokenizers` engine."""
+    prefix = str(decoder.get("prefix", GOES_ON))
+    shown = text.removeprefix(prefix) if text.startswith(prefix) else f" {text}"
+    for apart, together in _TIDY if decoder.get("cleanup", True) else ():
+        shown = shown.replace(apart, together)
+    return shown.encode("utf-8", "replace")
+
+
+_TIDY = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    (" do not", " don't"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)

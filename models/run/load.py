@@ -104,8 +104,8 @@ class OnlyReads(InputError):
 
     def __init__(self, model: Model) -> None:
         super().__init__(
-            f"{model.name} is an encoder ({model.config.architecture}): it makes vectors of texts, "
-            "and no text; `ggraph serve` gives them (/v1/embeddings)"
+            f"{model.name} is an encoder ({model.config.architecture}): it makes vectors or scores "
+            "of texts, and no text; `ggraph serve` gives them (/v1/embeddings, /v1/rerank)"
         )
         self.model = model
 

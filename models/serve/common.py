@@ -18,7 +18,7 @@ from starlette.routing import Match
 
 from ggraph import GgraphError
 
-from . import embeddings, schema
+from . import embeddings, rerank, schema
 from .bodies import Bodies
 from .errors import REQUEST_ID, Refused, as_reply, ending, of_validation, request_id
 from .listener import Listener
@@ -50,6 +50,8 @@ class CommonApi:
         """Handlers of POST, by their addresses."""
         return {
             "/v1/embeddings": self.embeddings,
+            "/v1/rerank": self.rerank,
+            "/rerank": self.rerank,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
@@ -86,6 +88,13 @@ class CommonApi:
         pooling = await run_in_threadpool(embeddings.pooling_for, self.service, asked)
         prompts = await run_in_threadpool(embeddings.prompts_of, self.service, asked)
         work = embeddings.embeddings(self.listener, prompts, pooling, asked)
+        return JSONResponse(await while_there(request, work))
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank."""
+        asked = await self._read(request, schema.RerankRequest)
+        pairs = await run_in_threadpool(rerank.pairs_of, self.service, asked)
+        work = rerank.reranked(self.listener, pairs, asked)
         return JSONResponse(await while_there(request, work))
 
     async def tokenize(self, request: Request) -> Response:
@@ -159,15 +168,14 @@ class EncoderApi(CommonApi):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """How long vectors are."""
-        return {"vector_width": self.service.m.model.vector_width}
+        """How long vectors are, if it makes any."""
+        m = self.service.m.model
+        return {} if m.scores else {"vector_width": m.vector_width}
 
     async def no_text(self, request: Request) -> Response:
         """POST to an address that answers with text."""
-        raise Refused(
-            f"{self.service.name} is an encoder: it makes vectors of texts (/v1/embeddings), and "
-            "no text"
-        )
+        made = "scores (/v1/rerank)" if self.service.m.model.scores else "vectors (/v1/embeddings)"
+        raise Refused(f"{self.service.name} is an encoder: it makes {made} of texts, and no text")
 
 
 TEXTS = (

@@ -1,11 +1,13 @@
 """POST /v1/embeddings: the last layer's states, pooled as the model's makers do or as asked for."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ggraph import Array, ModelError
+from ggraph.serving.text import Request
 
 from ..pooling import Pooling
 from .errors import Refused
@@ -30,6 +32,8 @@ def prompts_of(service: Reader, asked: EmbeddingsRequest) -> list[list[int]]:
 
 def pooling_for(service: Reader, asked: EmbeddingsRequest) -> Pooling:
     """As asked for, or else the model's. Refused where its files say what is not made here."""
+    if service.m.model.scores:
+        raise Refused(f"{service.name} is a reranker, and makes no vectors: ask /v1/rerank")
     try:
         return asked.pooling or service.pooling
     except ModelError as error:
@@ -40,28 +44,34 @@ def pooling_for(service: Reader, asked: EmbeddingsRequest) -> Pooling:
 async def embeddings(
     listener: Listener, prompts: list[list[int]], pooling: Pooling, asked: EmbeddingsRequest
 ) -> dict[str, Any]:
-    """The reply: one vector of length 1 for each text. States go when the text is read."""
-    answers = listener.service.read(prompts, pooling)
-    found: dict[int, Array] = {}
-    async for heard in listener.heard(answers):
-        for index, what in heard:
-            if isinstance(what, Ended):
-                if what.error is not None or what.text is None:
-                    told = what.error or "the text was not read"
-                    raise listener.service.worker.refusal(told)
-                found[index] = _even(listener.service.vector(what.text, pooling), asked.dimensions)
-                what.text.features.clear()
+    """The reply: one vector of length 1 for each text."""
+    found = await read(listener, [listener.service.reading(p, pooling) for p in prompts], pooling)
+    even = [_even(vector, asked.dimensions) for vector in found]
     data = [
-        {"object": "embedding", "index": i, "embedding": _coded(found[i], asked)}
-        for i in range(len(prompts))
+        {"object": "embedding", "index": i, "embedding": _coded(vector, asked)}
+        for i, vector in enumerate(even)
     ]
-    count = answers.prompt_tokens
+    count = sum(map(len, prompts))
     return {
         "object": "list",
         "data": data,
         "model": listener.service.name,
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
+
+
+async def read(listener: Listener, requests: Sequence[Request], pooling: Pooling) -> list[Array]:
+    """What reading each has made: see `Reader.vector`. States go when the text is read."""
+    found: dict[int, Array] = {}
+    async for heard in listener.heard(listener.service.read(requests)):
+        for index, what in heard:
+            if isinstance(what, Ended):
+                if what.error is not None or what.text is None:
+                    told = what.error or "the text was not read"
+                    raise listener.service.worker.refusal(told)
+                found[index] = listener.service.vector(what.text, pooling)
+                what.text.features.clear()
+    return [found[i] for i in range(len(requests))]
 
 
 def _even(vector: Array, dimensions: int | None) -> Array:

@@ -99,16 +99,16 @@ class Reader:
             raise Refused(f"{message} {self.context} {WAY}", param=param, code=TOO_LONG)
         return ids
 
-    def read(self, prompts: Sequence[list[int]], pooling: Pooling) -> Answers:
-        """Have prompts read for their vectors."""
-        self.worker.check_room(len(prompts), "input")
+    def read(self, requests: Sequence[Request]) -> Answers:
+        """Have texts read."""
+        self.worker.check_room(len(requests), "input")
         said = Inbox(eager=False)
-        tickets = [Ticket(i, said) for i in range(len(prompts))]
-        for ticket, ids in zip(tickets, prompts, strict=True):
-            self.worker.submit(ticket, self._reading(ids, pooling))
-        return Answers(tickets, said, sum(map(len, prompts)))
+        tickets = [Ticket(i, said) for i in range(len(requests))]
+        for ticket, request in zip(tickets, requests, strict=True):
+            self.worker.submit(ticket, request)
+        return Answers(tickets, said, sum(len(r.prompt) for r in requests))
 
-    def _reading(self, ids: list[int], pooling: Pooling) -> Request:
+    def reading(self, ids: list[int], pooling: Pooling) -> Request:
         """A request that has a text read."""
         return Request(ids, Plain(_mute), 0, features=True)
 
@@ -134,12 +134,22 @@ class EncoderService(Reader):
         batch = Encoding(self.m.encoder)
         self.worker = Worker(batch, self.settings.parallel + self.settings.queued)
 
-    def _reading(self, ids: list[int], pooling: Pooling) -> Request:
+    def reading(self, ids: list[int], pooling: Pooling) -> Request:
+        """A request that has a text read."""
         return Read(ids, Plain(_mute), 0, features=True, row=ROWS[pooling])
 
     def vector(self, text: Text, pooling: Pooling) -> Array:
         """The vector that the encoder has made, f64 [V]."""
         return text.features[0].astype(np.float64)
+
+    def pair_ids(self, first: Sequence[int], text: str, param: str) -> Read:
+        """A request that has two texts judged, of which the first is there as a whole. Refused as
+        for `text_ids`."""
+        self.check_letters(len(text), param)
+        t = self.m.tokenizer
+        second = t.encode(text, bos=False, most=self.context)
+        ids = self._fits([*first, *second, *t.vocabulary.suffix], param)
+        return Read(ids, Plain(_mute), 0, features=True, row=0, second=len(first))
 
 
 def _mute(_: object) -> int:
