@@ -6,8 +6,7 @@ that are a rule (ruled_weights.py, scripts/golden_vectors.py).
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,34 @@ import numpy as np
 import pytest
 from cli_kit import ggraph_here, refused_here
 from embedding_kit import ENCODERS, GOLDEN, RERANKER, encoder_folder
+from encoder_kit import (
+    ALL,
+    KINDS,
+    OWN,
+    TOLERANCE,
+    apart,
+    client,
+    even,
+    left_on_cuda,
+    opened,
+    passages,
+    said,
+    spread_error,
+    without_kernel,
+)
 from ruled_weights import bits, weight
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
-from starlette.testclient import TestClient
-from test_cuda_models import left_to_the_cpu, planned
 
-from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.errors import FormatError, InputError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
-from ggraph.serving.encoder import Encoder, Encoding, Passage, Read
+from ggraph.serving.encoder import Encoding, Passage, Read
 from ggraph.serving.text import Plain, Request
 from ggraph.text.tokenizer import Tokenizer
 from models.registry import Model, open_model
 from models.run.convert import model_to_gguf
-from models.run.load import OnlyReads, load, load_encoder, load_served, open_session
-from models.serve.app import make_app
-from models.serve.engine import service_of
-from models.serve.settings import Settings
-
-TOLERANCE = 1e-4  # of the vector's spread
-KINDS = {"cls": 0, "mean": None, "last": -1}
-OWN = {"bert": "cls", "gemma_embedding": "mean"}  # pooling, as the folder says it
-ALL = (*ENCODERS, RERANKER)
+from models.run.load import OnlyReads, load, load_encoder
 
 
 @pytest.fixture(scope="module")
@@ -49,42 +52,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         encoder_folder(name, made / name)
         model_to_gguf(open_model(made / name), made / f"{name}.gguf", "f32")
     return made
-
-
-def said(name: str) -> dict[str, np.ndarray]:
-    """What transformers gave."""
-    with np.load(GOLDEN / "encoders" / name / "expected.npz") as held:
-        return dict(held)
-
-
-def passages(name: str, row: int | None = None) -> list[Passage]:
-    """What it was given: the ids of texts, or of pairs."""
-    held = said(name)
-    found = []
-    for i, ids in enumerate(held["ids"]):
-        kinds = held["types"][i] if "types" in held else np.zeros(0)
-        second = int((kinds == 0).sum()) if len(kinds) else None
-        found.append(Passage(ids[ids >= 0].tolist(), row, second))
-    return found
-
-
-@contextmanager
-def opened(path: Path, threads: int = 1, **more: Any) -> Iterator[Encoder]:
-    """An encoder that computes in float32, unless told otherwise."""
-    session = open_session(threads=threads, **{"exact": True, **more})
-    model = open_model(path)
-    yield Encoder(model, session, model.context_length, texts=4, rows=64)
-    session.close()
-
-
-def spread_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference in units of the vector's spread."""
-    return float((np.abs(got - expected) / np.ptp(expected, axis=1, keepdims=True)).max())
-
-
-def even(vectors: list[np.ndarray]) -> np.ndarray:
-    """Of length 1."""
-    return np.array([v / np.linalg.norm(v) for v in vectors])
 
 
 def test_the_rule_makes_the_same_bits_everywhere() -> None:
@@ -141,19 +108,7 @@ def test_packed_weights_point_the_same_way(
 @pytest.mark.parametrize("name", ALL)
 def test_every_op_has_a_kernel(name: str, root: Path) -> None:
     """On the CPU, and in a plan for a GPU."""
-    session = open_session(threads=2, profile=True)
-    backend = session.backends["cpu"]
-    assert isinstance(backend, CpuBackend) and backend.profile is not None
-    backend.profile.on = True
-    encoder = Encoder(open_model(root / name), session, 64)
-    encoder.vectors([Passage([5, 6, 7], 0), Passage(list(range(40)))])
-    found = {op for op, _ in backend.profile.times}
-    assert len(found) > 6
-    assert not [op for op in found if op.endswith("(NumPy)")]
-    for rows in (16, 512):
-        graph = open_model(root / name).build(encoder.shape(rows))
-        assert left_to_the_cpu(planned(graph, 1)) == []
-    session.close()
+    assert (without_kernel(root / name), left_on_cuda(root / name)) == ([], [])
 
 
 def test_a_step_takes_what_fits(root: Path) -> None:
@@ -206,25 +161,9 @@ def test_windows_reach_to_both_sides(root: Path, tmp_path: Path) -> None:
 def test_llama_cpp_gives_the_same_vectors(name: str, root: Path) -> None:
     """Of the file that `convert` writes: tokens, pooling and what is behind it."""
     xllamacpp = pytest.importorskip("xllamacpp")
-    texts = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())
-    found, count = of_llama_cpp(xllamacpp, root / f"{name}.gguf", texts)
-    with client(root / f"{name}.gguf") as asked:
-        given = {"input": texts, "parse_special": True}
-        reply = asked.post("/v1/embeddings", json=given).json()
-    own = np.array([d["embedding"] for d in reply["data"]])
-    assert count == reply["usage"]["prompt_tokens"]
-    assert np.abs(found - own).max() < 1e-3  # its GELU is the tanh form
-
-
-def of_llama_cpp(xllamacpp: Any, path: Path, texts: list[str]) -> tuple[np.ndarray, int]:
-    """Vectors, and how many tokens it read."""
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_parallel = str(path), 1
-    params.n_ctx = params.n_batch = params.n_ubatch = 512
-    params.embedding, params.warmup = True, False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    reply = xllamacpp.Server(params).handle_embeddings({"input": texts, "model": "m"})
-    return np.array([d["embedding"] for d in reply["data"]]), reply["usage"]["prompt_tokens"]
+    error, theirs, ours = apart(xllamacpp, root / f"{name}.gguf")
+    assert theirs == ours
+    assert error < 1e-3  # its GELU is the tanh form
 
 
 def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:
@@ -302,9 +241,8 @@ def test_whoever_goes_on_with_texts_refuses_an_encoder(name: str, root: Path) ->
 
 
 def test_the_plan_of_an_encoder_is_proved(root: Path) -> None:
-    status, out, _ = ggraph_here(
-        "plan", root / "bert", "-c", "128", "--rows", "40", "--context", "64", "--json"
-    )
+    sizes = ("-c", "128", "--rows", "40", "--context", "64")
+    status, out, _ = ggraph_here("plan", root / "bert", *sizes, "--json")
     assert status == 0 and json.loads(out)
 
 
@@ -365,15 +303,6 @@ def test_a_module_that_is_more_than_a_product_is_refused(
     save_file(held, folder / "2_Dense/model.safetensors")
     with pytest.raises(ModelError, match=text):
         open_model(folder)
-
-
-@contextmanager
-def client(path: Path, parallel: int = 4) -> Iterator[TestClient]:
-    """A server on the model, computed in float32."""
-    m = load_served(path, parallel, threads=1, exact=True)
-    with TestClient(make_app(service_of(m, Settings(parallel=parallel)))) as asked:
-        yield asked
-    m.close()
 
 
 @pytest.mark.parametrize("suffix", ["", ".gguf"])
