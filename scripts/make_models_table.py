@@ -20,7 +20,7 @@ sys.path[:0] = [
 
 import encoder_kit
 import numpy as np
-from embedding_kit import RERANKER, encoder_folder
+from embedding_kit import encoder_folder
 from golden_kit import GOLDEN, NAMES, run_all, spread_error
 from identity_kit import Outcome, outcomes
 from model_speed import section
@@ -108,8 +108,8 @@ latter are transformers', by `scripts/golden_vectors.py`.
 
 - *folder*, *GGUF*: the largest difference of a number of a vector of length 1, by every pooling, or
   of a score, in units of the spread; 1e-4 is the bar.
-- *llama.cpp*: the largest difference of such a number from its own, of that GGUF file; its GELU is
-  the tanh form. Rerankers are not asked: to it both of two texts are first ones.
+- *llama.cpp*: the largest difference of such a number, or of a score, from its own, of that GGUF
+  file; its GELU is the tanh form. Both of two texts are first ones here, as they always are there.
 - *NumPy*, *CUDA*: as above, the latter of steps of 16 and of 512 rows.
 """
 DRAFTERS = (
@@ -190,8 +190,7 @@ def encoder_row(name: str) -> str:
         model, config = open_model(folder), json.loads((folder / "config.json").read_text())
         model_to_gguf(model, own, "f32")
         errors = [f"{encoder_kit.largest_error(path, name):.0e}" for path in (folder, own)]
-        asked = PEER and name != RERANKER
-        peer = f"{encoder_kit.apart(xllamacpp, own)[0]:.0e}" if asked else "not asked"
+        peer = f"{encoder_kit.apart(xllamacpp, own)[0]:.0e}" if PEER else "not asked"
         left = [encoder_kit.without_kernel(folder), encoder_kit.left_on_cuda(folder)]
     ends = [", ".join(ops) or "none" for ops in left]
     lead = f"`{model.config.architecture}`", config["architectures"][0]

@@ -61,8 +61,8 @@ def even(vectors: list[np.ndarray]) -> np.ndarray:
     return np.array([v / np.linalg.norm(v) for v in vectors])
 
 
-def of_llama_cpp(xllamacpp: Any, path: Path, texts: list[str]) -> tuple[np.ndarray, int]:
-    """Vectors, and how many tokens it read."""
+def llama_cpp(xllamacpp: Any, path: Path) -> Any:
+    """A server of llama.cpp's on the file, which computes in float32."""
     params = xllamacpp.CommonParams()
     params.model.path, params.n_parallel = str(path), 1
     params.n_ctx = params.n_batch = params.n_ubatch = 512
@@ -70,8 +70,9 @@ def of_llama_cpp(xllamacpp: Any, path: Path, texts: list[str]) -> tuple[np.ndarr
     off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.flash_attn_type = off  # with it keys and values are halves
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    reply = xllamacpp.Server(params).handle_embeddings({"input": texts, "model": "m"})
-    return np.array([d["embedding"] for d in reply["data"]]), reply["usage"]["prompt_tokens"]
+    if open_model(path).scores:
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    return xllamacpp.Server(params)
 
 
 @contextmanager
@@ -116,11 +117,22 @@ def left_on_cuda(path: Path) -> list[str]:
 
 def apart(xllamacpp: Any, path: Path) -> tuple[float, int, int]:
     """The largest difference of a number of a vector from llama.cpp's, of texts that were stored,
-    and how many tokens each has read."""
-    texts = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())[:-1]
-    found, count = of_llama_cpp(xllamacpp, path, texts)
-    with client(path) as asked:
-        given = {"input": texts, "parse_special": True}
-        reply = asked.post("/v1/embeddings", json=given).json()
-    own = np.array([d["embedding"] for d in reply["data"]])
-    return float(np.abs(found - own).max()), count, reply["usage"]["prompt_tokens"]
+    and how many tokens each has read; of a reranker that of a score, where both of two texts are
+    first ones, as they are to llama.cpp."""
+    peer = llama_cpp(xllamacpp, path)
+    if open_model(path).scores:
+        pairs = json.loads((GOLDEN / "encoders" / RERANKER / "texts.json").read_text())
+        told = [peer.handle_rerank({"query": q, "documents": [d]}) for q, d in pairs]
+        texts = [Passage(p.tokens, 0) for p in passages(RERANKER)]
+        with opened(path) as encoder:
+            own = np.concatenate(encoder.vectors(texts))
+        found = np.array([t["results"][0]["relevance_score"] for t in told])
+        counts = sum(t["usage"]["prompt_tokens"] for t in told), sum(len(t.tokens) for t in texts)
+        return float(np.abs(found - own).max()), *counts
+    asked = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())[:-1]
+    theirs = peer.handle_embeddings({"input": asked, "model": "m"})
+    with client(path) as server:
+        ours = server.post("/v1/embeddings", json={"input": asked, "parse_special": True}).json()
+    found, own = (np.array([d["embedding"] for d in r["data"]]) for r in (theirs, ours))
+    counts = theirs["usage"]["prompt_tokens"], ours["usage"]["prompt_tokens"]
+    return float(np.abs(found - own).max()), *counts

@@ -157,13 +157,14 @@ def test_windows_reach_to_both_sides(root: Path, tmp_path: Path) -> None:
         assert np.array_equal(at, beyond) and not np.array_equal(at, closer)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_llama_cpp_gives_the_same_vectors(name: str, root: Path) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
     """Of the file that `convert` writes: tokens, pooling and what is behind it."""
     xllamacpp = pytest.importorskip("xllamacpp")
     error, theirs, ours = apart(xllamacpp, root / f"{name}.gguf")
     assert theirs == ours
-    assert error < 1e-3  # its GELU is the tanh form
+    bar = 2e-3 * np.ptp(said(name)["scores"]) if name == RERANKER else 1e-3
+    assert error < bar  # its GELU is the tanh form
 
 
 def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:

@@ -33,7 +33,9 @@ def test_every_architecture_has_a_row() -> None:
 
 def test_the_first_page_counts_them() -> None:
     decoders = sum(a.causal for a in FAMILIES)
-    told = f"| models | {decoders} decoder architectures and {len(FAMILIES) - decoders} encoders, text"
+    told = (
+        f"| models | {decoders} decoder architectures and {len(FAMILIES) - decoders} encoders, text"
+    )
     assert told in (ROOT / "README.md").read_text()
 
 

@@ -123,7 +123,7 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
 
 def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
     """The keys of a WordPiece vocabulary. FormatError where texts do not stand between two tokens
-    as BERT's do."""
+    as BERT's do. By eos without sep llama.cpp ends both of two texts as these do."""
     if (len(v.prefix), len(v.suffix)) != (1, 1):
         raise FormatError(f"{folder}: {_NO_FORM} texts between {v.prefix} and {v.suffix}")
     begins, closes = v.prefix[0], v.suffix[0]
@@ -136,6 +136,8 @@ def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.add_sep_token": False,
         "tokenizer.ggml.tokens": [
             gguf_form(t) if t else f"[PAD{i}]" for i, t in enumerate(v.tokens)
         ],
