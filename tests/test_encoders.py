@@ -241,6 +241,31 @@ def test_whoever_goes_on_with_texts_refuses_an_encoder(name: str, root: Path) ->
         assert "is an encoder" in told and "/v1/embeddings" in told
 
 
+def test_what_an_encoder_has_no_use_for_is_refused(root: Path, tmp_path: Path) -> None:
+    for option in ("--head", "--disk-cache", "--model-draft"):
+        told = refused_here("serve", "-m", root / "bert", option, tmp_path, "--port", "0")
+        assert f"{option}: bert is an encoder" in told
+    small = small_model(tmp_path / "small.gguf")
+    told = refused_here("generate", "-m", small, "--model-draft", root / "bert", "Hello")
+    assert "bert is an encoder" in told
+
+
+def test_a_file_of_texts_is_embedded(root: Path, tmp_path: Path) -> None:
+    """By the command that answers files of requests."""
+    texts = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())
+    body = {"input": texts, "parse_special": True}
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    text = {**asked, "custom_id": "b", "url": "/v1/completions", "body": {"prompt": "a"}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(asked) + "\n" + json.dumps(text) + "\n")
+    options = ("-m", root / "bert", "--exact", "-t", "1")
+    status, _, _ = ggraph_here("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", *options)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    replies = {line["custom_id"]: line["response"] for line in lines}
+    assert status == 0 and replies["b"]["status_code"] == 400
+    found = np.array([d["embedding"] for d in replies["a"]["body"]["data"]])
+    assert spread_error(found, said("bert")["cls"]) < TOLERANCE
+
+
 def test_the_plan_of_an_encoder_is_proved(root: Path) -> None:
     sizes = ("-c", "128", "--rows", "40", "--context", "64")
     status, out, _ = ggraph_here("plan", root / "bert", *sizes, "--json")
