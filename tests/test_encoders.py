@@ -220,12 +220,15 @@ def spoilt_tokenizer(root: Path, folder: Path, spoil: Callable[[Any], None]) -> 
 
 
 def test_older_files_name_the_tokens_around_a_text_otherwise(root: Path) -> None:
+    """By roles of other kinds of vocabulary, or not at all."""
     keys = dict(open_checkpoint(root / "bert.gguf").metadata)
-    for name in ("cls", "seperator"):
-        del keys[f"tokenizer.ggml.{name}_token_id"]
-    v = Tokenizer.from_gguf(keys).vocabulary
-    assert (v.prefix, v.suffix) == ((2,), (3,))
-    del keys["tokenizer.ggml.unknown_token_id"]
+    for roles in (("cls", "seperator"), ("bos", "eos", "unknown")):
+        for role in roles:
+            del keys[f"tokenizer.ggml.{role}_token_id"]
+        t = Tokenizer.from_gguf(keys)
+        v = t.vocabulary
+        assert (v.prefix, v.suffix, v.unk_id, t.encode("a \u0b95")) == ((2,), (3,), 1, [2, 5, 1])
+    keys["tokenizer.ggml.tokens"] = [t.replace("[UNK]", "[X]") for t in v.tokens]
     with pytest.raises(FormatError, match="unknown_token_id"):
         Tokenizer.from_gguf(keys)
 

@@ -8,11 +8,12 @@ from serve_kit import TALK, WEB, Server
 from models.serve import anthropic_blocks, items, messages, schema
 from models.serve.fields import Body
 
-NEEDED: dict[str, Any] = {"query": "a", "documents": ["b"],   # of the bodies below, by name
+NEEDED: dict[str, Any] = {  # of the bodies below, by name
     "role": "user", "content": "a", "text": "a", "output": "a", "input": "a", "prompt": "a",
     "name": "f", "function": {"name": "f"}, "call_id": "c", "id": "0", "created": 0, "lane": 0,
     "thinking": "a", "tool_use_id": "c", "input_schema": {"type": "object"}, "schema_": {},
     "messages": TALK, "tokens": [1], "mode": "auto", "input_prefix": "a", "input_suffix": "b",
+    "query": "a", "documents": ["b"],
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
 }  # fmt: skip
 OWN: dict[type[Body], dict[str, Any]] = {

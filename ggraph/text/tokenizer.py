@@ -27,6 +27,7 @@ from ggraph.text.vocab import (
     PREFIX,
     SPACE,
     SUFFIX,
+    UNK,
     Vocabulary,
     numbers,
     strings,
@@ -132,15 +133,18 @@ class Tokenizer:
     @classmethod
     def _word_piece(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """A text stands between [CLS] and [SEP], which no key but their ids' tells of; no answer
-        ends with one."""
-        begins = value_of(metadata, CLS, int, value_of(metadata, BOS, int, -1))
-        closes = value_of(metadata, SEP, int, value_of(metadata, EOS, int, -1))
-        around = {
-            PREFIX: [i for i in (begins,) if i >= 0],
-            SUFFIX: [i for i in (closes,) if i >= 0],
-        }
+        ends with one. Early files leave ids out: then their texts are looked for."""
+        tokens = strings(metadata, "tokenizer.ggml.tokens")
+
+        def role(text: str, *keys: str) -> list[int]:
+            listed = [value_of(metadata, key, int, -1) for key in keys]
+            found = next((i for i in listed if i >= 0), tokens.find(text))
+            return [] if found is None else [found]
+
+        around = {PREFIX: role("[CLS]", CLS, BOS), SUFFIX: role("[SEP]", SEP, EOS)}
         told = {k: v for k, v in metadata.items() if k not in (BOS, EOS)}
-        meant = {**told, **around, "tokenizer.ggml.add_space_prefix": True}
+        unknown = next(iter(role("[UNK]", UNK)), -1)
+        meant = {**told, **around, UNK: unknown, "tokenizer.ggml.add_space_prefix": True}
         vocabulary = vocabulary_from_gguf(meant, byte_level=False, add_bos=False)
         encoder = WordPieceEncoder(vocabulary.tokens, vocabulary.unk_id, metadata)
         pieces = [word_piece({}, bert_form(t)) for t in vocabulary.tokens]
