@@ -112,6 +112,9 @@ class Architecture:
     those of families whose `complete` says otherwise."""
     written_as: str = ""
     """The name under which its models are written as GGUF; empty: `name`."""
+    causal: bool = True
+    """Whether no row sees later ones, as where text goes on; else it is an encoder, whose `build`
+    ends with `vectors.vectors`."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face names of a layer's tensors that it has beside Llama's, or means otherwise."""
     top_names: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +123,9 @@ class Architecture:
     """What stands before a layer's number in Hugging Face names: a regular expression."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors of its files that hold several of `build`'s, one below the other."""
+    told_by: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json, and their values, by which it is told from another family with the same
+    classes."""
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that its GGUF files may leave out, and what is meant then."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)

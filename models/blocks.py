@@ -1,4 +1,4 @@
-"""The parts that decoders are built of, as functions on a `Step`.
+"""The parts that models are built of, as functions on a `Step`.
 
 Legend: T token rows, C visible cache rows, R cache rows, E hidden_size, H heads, K key-value
 heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabulary.
@@ -50,6 +50,7 @@ class Step:
         rows, context = self.shape.rows, self.shape.context
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
+        self.types = input("types", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
         seen = self.shape.listed or context
         kind = dtypes.I32 if self.shape.listed else dtypes.F32
@@ -83,12 +84,12 @@ class Step:
         return ops.log(behind + 1.0) * c.query_growth + 1.0
 
     def asked(self, x: Tensor, i: int) -> Tensor:
-        """Of x [T, n] or [T] the rows of which layer i's result is read: all T; of the last layer
-        the M with logits, unless a tap wants every row's final norm. It only remembers the others.
-        """
+        """Of x [T, n] or [T] the rows of which layer i's result is read: all T; of a decoder's last
+        layer the M with logits, unless a tap wants every row's final norm. It only remembers the
+        others."""
         shape, layers = self.shape, self.config.num_hidden_layers
         few = shape.wanted < shape.rows and i == layers - 1 and layers not in shape.taps
-        if not few or x.shape[0] != shape.rows:
+        if not few or not self.config.causal or x.shape[0] != shape.rows:
             return x
         rows = ops.get_rows(x.reshape(x.shape[0], -1), self.wanted)
         return rows if len(x.shape) > 1 else rows.reshape(-1)
@@ -175,6 +176,8 @@ def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
 
 def cached(s: Step, rows: Tensor, name: str) -> Tensor:
     """Write rows [T, K, D] to their slots of the cache `name`; the first C rows: [C, K, D]."""
+    if not s.config.causal:
+        return rows  # which see those of their step
     heads, dim = rows.shape[1], rows.shape[2]
     shape, dtype = s.shape, s.shape.cache_dtype
     cache = state(s.prefix + name, (shape.cache_rows, heads, dim), dtype)
@@ -238,7 +241,7 @@ def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor, i: int
         q,
         *seen,
         mask,
-        s.length,
+        s.length if c.causal else None,
         s.w(f"{name}_sinks.weight", c.num_attention_heads) if s.has_sinks(i) else None,
         scale=c.attention_multiplier or c.head_dim_of(i) ** -0.5,
         softcap=c.attn_logit_softcapping,

@@ -1,4 +1,4 @@
-"""Hyperparameters of a decoder, whatever file they come from.
+"""Hyperparameters of a model, whatever file they come from.
 
 Field names are the Hugging Face keys. `hf_config` and `gguf_config` read them; the plain numbers
 among them stand in `SCALARS`, one table for reading both forms and for writing GGUF.
@@ -90,7 +90,7 @@ def yarn_factors(rope: Rope) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """One decoder-only transformer. Sizes are element counts."""
+    """One transformer. Sizes are element counts."""
 
     architecture: str
     hidden_size: int
@@ -103,6 +103,8 @@ class DecoderConfig:
     vocab_size: int
     max_position_embeddings: int
     rope: Rope = field(repr=False)
+    causal: bool = True  # no row sees later ones; else windows reach to both sides
+    type_vocab_size: int = 0  # kinds of parts of a text; 0: they are not told apart
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] = ()  # which layers slide; empty: all, if there is a window
     chunked: bool = False  # windows begin anew at each multiple of their size
@@ -196,7 +198,7 @@ class DecoderConfig:
         return 2 if self.expert_gating_func == SIGMOID else 1
 
     def slides(self, layer: int) -> bool:
-        """Whether this layer sees only the last `sliding_window` positions."""
+        """Whether this layer sees only the last `sliding_window` positions, or so many around."""
         if self.sliding_window is None:
             return False
         return self.windowed_layers[layer] if self.windowed_layers else True
@@ -255,9 +257,8 @@ class DecoderConfig:
 
     def head_dim_of(self, layer: int) -> int:
         """Numbers per head in this layer."""
-        return (
-            self.window_head_dim if self.window_head_dim and self.slides(layer) else self.head_dim
-        )
+        own = self.window_head_dim if self.slides(layer) else 0
+        return own or self.head_dim
 
 
 def layer_range(layers: int) -> range:
@@ -269,10 +270,8 @@ def layer_range(layers: int) -> range:
 
 @dataclass(frozen=True)
 class Scalar:
-    """One plain number of `DecoderConfig`: its names in config.json, most usual first, and in GGUF.
-
-    It is whole where the field's default is.
-    """
+    """One plain number of `DecoderConfig`: its names in config.json, most usual first, and in GGUF;
+    whole where the field's default is."""
 
     name: str
     hf: tuple[str, ...]

@@ -31,12 +31,17 @@ WINDOW = "attention.sliding_window"
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
 
-def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) -> DecoderConfig:
-    """The `{architecture}.*` keys of a GGUF file."""
+def from_gguf(
+    metadata: Mapping[str, Any], architecture: str, rope_mode: str, *, causal: bool = True
+) -> DecoderConfig:
+    """The `{architecture}.*` keys of a GGUF file. ModelError for one whose rows do not see what
+    those of `causal` models, or of the others, do."""
     k = Keys(metadata, "GGUF metadata", architecture + ".")
-    if not k.flag("attention.causal", True):
+    if k.flag("attention.causal", causal) != causal:
+        known = "never" if causal else "always"
         raise ModelError(
-            "GGUF metadata: attention.causal is false: rows that see later ones are not known"
+            f"GGUF metadata: attention.causal is {str(not causal).lower()}: rows of "
+            f"{architecture!r} {known} see later ones"
         )
     heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
     head_dim = _head_dim(k, hidden // max(heads, 1))
@@ -47,6 +52,7 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     kv = per_layer(k, KV_HEADS, heads)
     return DecoderConfig(
         architecture=architecture,
+        causal=causal,
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -277,6 +283,8 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
         value = getattr(c, s.name)
         if value != DecoderConfig.__dataclass_fields__[s.name].default:
             keys[f"{a}.{s.gguf}"] = value
+    if not c.causal:
+        keys[f"{a}.attention.causal"] = False
     if not c.norm_topk_prob:
         keys[f"{a}.expert_weights_norm"] = False
     return keys

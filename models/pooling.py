@@ -5,14 +5,18 @@ modules.json what a text goes through.
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from ggraph import ModelError
 from ggraph.errors import shown
-from ggraph.formats.checkpoint import Checkpoint
+from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.hf import read_weights
 
 from .config import Keys
+from .vectors import DENSE, SCORE
 
 Pooling = Literal["mean", "cls", "last"]
 """The mean of all states, the first one, or the last one."""
@@ -27,38 +31,77 @@ _MODES: dict[str, Pooling] = {
     "cls_token": "cls", "lasttoken": "last",
 }  # fmt: skip
 _MODE = "pooling_mode"
+_DENSE = "Dense"
 _KEPT = ("Transformer", "Pooling", "Normalize")  # a vector's direction is that of the states
 
 
-def pooling_of(checkpoint: Checkpoint) -> Pooling | None:
+def pooling_of(checkpoint: Checkpoint, *, causal: bool = True) -> Pooling | None:
     """How a model's vectors are made; None where its files do not say. ModelError for a kind that
-    is none of `Pooling`, and for what comes behind it and would change the vector."""
+    is none of `Pooling`, and for what comes behind it and would change the vector: only encoders,
+    which are not `causal`, know `Dense`."""
     if checkpoint.format == "gguf":
         return _of_gguf(checkpoint)
     folder = Path(checkpoint.path)
     if not (folder / "modules.json").is_file():
         return None
-    modules = _read(folder / "modules.json", list)
-    kinds = [str(m.get("type")).rpartition(".")[2] for m in modules if isinstance(m, dict)]
-    others = [k for k in kinds if k not in _KEPT]
-    if others or kinds.count("Pooling") != 1:
+    modules, known = _modules(folder), _KEPT if causal else (*_KEPT, _DENSE)
+    kinds = [kind for kind, _ in modules]
+    if any(k not in known for k in kinds) or kinds.count("Pooling") != 1:
         raise ModelError(
             f"{folder / 'modules.json'}: a text goes through {', '.join(kinds) or 'nothing'}; "
-            f"known: {', '.join(_KEPT)}"
+            f"known: {', '.join(known)}"
         )
-    path = Path(str(modules[kinds.index("Pooling")].get("path", ""))) / "config.json"
-    return _of_config(folder / path)
+    return _of_config(folder / modules[kinds.index("Pooling")][1] / "config.json")
 
 
-def gguf_pooling(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
-    """The key that says so in a GGUF file of `architecture`: a GGUF file's own whatever it says.
-    ModelError as `pooling_of` for a folder."""
+def dense_of(checkpoint: Checkpoint) -> dict[str, RawTensor]:
+    """The matrices of a folder's products behind the pooling, under the names of GGUF. ModelError
+    for more of them than there are such names, and for one that is more than a product."""
+    folder = Path(checkpoint.path)
+    modules = _modules(folder) if (folder / "modules.json").is_file() else []
+    paths = [folder / path for kind, path in modules if kind == _DENSE]
+    if len(paths) > len(DENSE):
+        raise ModelError(f"{folder / 'modules.json'}: {len(paths)} {_DENSE}; known: {len(DENSE)}")
+    found = {}
+    for name, path in zip(DENSE, paths, strict=False):
+        config, held = _read(path / "config.json", dict), read_weights(path)
+        unit = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+        if unit != "Identity" or list(held) != ["linear.weight"]:
+            raise ModelError(
+                f"{path}: {', '.join(held) or 'nothing'} and {shown(unit)}; known: linear.weight "
+                "and Identity"
+            )
+        title = f"{name}.weight"
+        found[title] = replace(held["linear.weight"], name=title)
+    return found
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Kind and path of what a text goes through."""
+    listed = _read(folder / "modules.json", list)
+    own = [m for m in listed if isinstance(m, dict)]
+    return [(str(m.get("type")).rpartition(".")[2], str(m.get("path", ""))) for m in own]
+
+
+def gguf_pooling(
+    checkpoint: Checkpoint, tensors: Mapping[str, RawTensor], architecture: str, *, causal: bool
+) -> dict[str, Any]:
+    """The keys that say so in a GGUF file of `architecture`, and of what comes behind: a GGUF
+    file's own whatever it says. An encoder's says it in any case. ModelError as `pooling_of` for a
+    folder."""
     if checkpoint.format == "gguf":
         number = checkpoint.metadata.get(f"{checkpoint.architecture}.{_TYPE}")
+    elif f"{SCORE}.weight" in tensors:
+        number = KINDS.index("rank")
     else:
-        kind = pooling_of(checkpoint)
+        kind = pooling_of(checkpoint, causal=causal) or (None if causal else "mean")
         number = None if kind is None else KINDS.index(kind)
-    return {} if number is None else {f"{architecture}.{_TYPE}": number}
+    found = {} if number is None else {f"{architecture}.{_TYPE}": number}
+    for name in DENSE:
+        if f"{name}.weight" in tensors:
+            sizes = zip(("out", "in"), tensors[f"{name}.weight"].shape, strict=True)
+            found |= {f"{architecture}.{name}_feat_{end}": size for end, size in sizes}
+    return found
 
 
 def _of_gguf(checkpoint: Checkpoint) -> Pooling | None:

@@ -22,6 +22,7 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.lazy_array import Storage
 from ggraph.tensor import Kind
 
+from . import vectors
 from .architecture import (
     LAYER_NAMES,
     NEXT_NAMES,
@@ -38,6 +39,7 @@ from .door import FOUND, load_installed, register_architecture, unknown
 from .families import FAMILIES
 from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
+from .pooling import dense_of
 from .rotation import YARN
 
 for _a in FAMILIES:
@@ -80,8 +82,24 @@ class Model:
         return self.config.hidden_size
 
     @property
+    def causal(self) -> bool:
+        """Whether it goes on with texts; else it is an encoder, which makes vectors of them."""
+        return self.config.causal
+
+    @property
+    def scores(self) -> bool:
+        """Whether it makes a score of two texts in place of a vector."""
+        return f"{vectors.SCORE}.weight" in self.catalogue
+
+    @property
+    def vector_width(self) -> int:
+        """Numbers of a text's vector."""
+        return vectors.width(self.catalogue, self.width)
+
+    @property
     def sliding_window(self) -> int | None:
-        """Positions that a sliding layer sees, None where no layer slides."""
+        """Positions that a sliding layer sees, None where no layer slides; of an encoder those on
+        both sides."""
         size = self.config.sliding_window
         return Chunk(size) if size and self.config.chunked else size
 
@@ -174,7 +192,7 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
     bare = {f"{a.name}.{k}": v for k, v in checkpoint.metadata.items() if k in a.bare}
     told = {**unsaid, **checkpoint.metadata, **bare}
-    config = from_gguf(told, a.name, a.rope_mode)
+    config = from_gguf(told, a.name, a.rope_mode, causal=a.causal)
     scaling = told.get(f"{a.name}.rope.scaling.type")
     if scaling == "longrope" and LONG_FACTORS not in checkpoint.tensors:
         raise ModelError(f"{path}: LongRoPE without its factors, {LONG_FACTORS!r}")
@@ -190,19 +208,22 @@ def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors
     config = config_from_hf(a, values)
     renamed = sanitize(tensors, config, a)
     told = [v.get(TIED) for v in (values, checkpoint.metadata)]
-    if "output.weight" not in renamed and False in told and True not in told:
+    if a.causal and "output.weight" not in renamed and False in told and True not in told:
         said = f"{path}: {TIED} is false, but there is no lm_head.weight"
         if "embed_tokens.weight" not in checkpoint.tensors:
             raise ModelError(said)
         warnings.warn(f"{said}: only its embeddings mean anything", FormatWarning, stacklevel=3)
+    if not a.causal:
+        renamed |= dense_of(checkpoint)
     config = _drafting(a.learn(renamed, config), renamed)
     return config, applied(a, a.loaded, applied(a, a.sanitize, renamed, config), config)
 
 
 def config_from_hf(a: Architecture, values: Mapping[str, Any]) -> DecoderConfig:
     """A config.json as the architecture reads it."""
-    check_fixed(values, {**a.fixed, "is_causal": (True,)}, a.name)
-    return a.complete(from_hf(a.translate({**a.hf_defaults, **values}), a.name))
+    check_fixed(values, {**a.fixed, "is_causal": (a.causal,)}, a.name)
+    config = from_hf(a.translate({**a.hf_defaults, **values}), a.name)
+    return a.complete(replace(config, causal=a.causal))
 
 
 def applied(
@@ -257,7 +278,11 @@ def _stem(prefix: str) -> str:
 def _hf_architecture(path: Path, checkpoint: Checkpoint) -> Architecture:
     named = checkpoint.metadata.get("architectures") or [checkpoint.architecture]
     for again in (False, True):
-        known = {name: a for a in ARCHITECTURES.values() for name in a.hf}
+        fit = (
+            a for a in ARCHITECTURES.values() if a.told_by.items() <= checkpoint.metadata.items()
+        )
+        ordered = sorted(fit, key=lambda a: len(a.told_by))  # who is told apart goes before
+        known = {name: a for a in ordered for name in a.hf}
         whole = (
             n for given in named for n in (str(given), _HEADLESS.sub("ForCausalLM", str(given)))
         )
@@ -290,7 +315,9 @@ _NEXT_TOP = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
     "norm": "shared_head.norm", "embed_tokens": "embed_tokens", "lm_head": "shared_head.head",
 }  # fmt: skip
-_USELESS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)|model\.mtp_\w+\.\d+\..+")
+_USELESS = re.compile(
+    r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)|model\.mtp_\w+\.\d+\..+"
+)
 
 
 def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Architecture) -> Tensors:

@@ -19,7 +19,9 @@ sys.path[:0] = [
     str(ROOT / "scripts"),
 ]  # a clone need not be installed
 
+import encoder_kit
 import numpy as np
+from embedding_kit import encoder_folder
 from golden_kit import GOLDEN, NAMES, run_all, spread_error
 from identity_kit import Outcome, outcomes
 from model_speed import section
@@ -36,6 +38,7 @@ from models.run.load import open_session
 
 PEER = importlib.util.find_spec("xllamacpp") is not None
 if PEER:
+    import xllamacpp
     from test_models_llama_cpp import NAMES as KNOWN_TO_LLAMA_CPP
     from test_models_llama_cpp import PLAIN, greedy, source
 NOT_THERE = {"tiny/mistral_sliding": "its `llama` has no window"}
@@ -97,6 +100,18 @@ of their tokens were drafted and kept (`tests/identity_kit.py`):
 - *eagle3*: a random head over the target's taps, behind guesses that are silent at times;
 - *mtp*: the model's own draft layer, where such files have one, or Gemma 4's assistant (random, and
   helped as the heads are).
+"""
+ENCODING = """## Encoders
+
+Models whose rows see all of their text, and which make a vector of it, or a score of two texts.
+Their weights are a rule (`tests/ruled_weights.py`), so that only shapes and vectors are stored; the
+latter are transformers', by `scripts/golden_vectors.py`.
+
+- *folder*, *GGUF*: the largest difference of a number of a vector of length 1, by every pooling, or
+  of a score, in units of the spread; 1e-4 is the bar.
+- *llama.cpp*: the largest difference of such a number, or of a score, from its own, of that GGUF
+  file; its GELU is the tanh form. Both of two texts are first ones here, as they always are there.
+- *NumPy*, *CUDA*: as above, the latter of steps of 16 and of 512 rows.
 """
 DRAFTERS = (
     "guesses", "suffix", "itself, disturbed", "other model", "eagle3 chain", "eagle3 tree",
@@ -169,6 +184,20 @@ def row(name: str) -> tuple[str, str]:
     return line(cells), line([*cells[:2], *(str(found.get(d, "-")) for d in DRAFTERS)])
 
 
+def encoder_row(name: str) -> str:
+    """A line of the table of encoders."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, own = encoder_folder(name, Path(made) / "hf"), Path(made) / "own.gguf"
+        model, config = open_model(folder), json.loads((folder / "config.json").read_text())
+        model_to_gguf(model, own, "f32")
+        errors = [f"{encoder_kit.largest_error(path, name):.0e}" for path in (folder, own)]
+        peer = f"{encoder_kit.apart(xllamacpp, own)[0]:.0e}" if PEER else "not asked"
+        left = [encoder_kit.without_kernel(folder), encoder_kit.left_on_cuda(folder)]
+    ends = [", ".join(ops) or "none" for ops in left]
+    lead = f"`{model.config.architecture}`", config["architectures"][0]
+    return line([*lead, *errors, peer, *ends])
+
+
 def line(cells: Sequence[str]) -> str:
     """Cells as a line of a table."""
     return "| " + " | ".join(cells) + " |"
@@ -181,21 +210,25 @@ def titles(*names: str) -> list[str]:
 
 def main() -> None:
     """Print the tables' lines as they come; write the page where all rows were asked for."""
-    named = {n.partition("/")[2]: n for n in NAMES}
+    known = [*(n.partition("/")[2] for n in NAMES), *encoder_kit.ALL]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(named)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}")
     asked = parser.parse_args().names
-    if unknown := [n for n in asked if n not in named]:
+    if unknown := [n for n in asked if n not in known]:
         parser.error(f"no golden checkpoint is called {', '.join(unknown)}")
-    wanted = tuple(named[n] for n in asked) or NAMES
     models = titles("name", "class", "folder", "GGUF", "llama.cpp", "NumPy", "CUDA")
-    drafts = titles("name", "class", *DRAFTERS)
-    for name in wanted:
-        for lines, text in zip((models, drafts), row(name), strict=True):
-            print(text, flush=True)
-            lines.append(text)
-    if wanted == NAMES:
-        page = [INTRO, *models, "", DRAFTED, *drafts, "", section()]
+    encoders, drafts = [*models], titles("name", "class", *DRAFTERS)
+    for name in NAMES:
+        if not asked or name.partition("/")[2] in asked:
+            for lines, text in zip((models, drafts), row(name), strict=True):
+                print(text, flush=True)
+                lines.append(text)
+    for name in encoder_kit.ALL:
+        if not asked or name in asked:
+            encoders.append(encoder_row(name))
+            print(encoders[-1], flush=True)
+    if not asked:
+        page = [INTRO, *models, "", ENCODING, *encoders, "", DRAFTED, *drafts, "", section()]
         (ROOT / "docs" / "models.md").write_text("\n".join(page))
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from ruled_weights import write
 from small_model import byte_alphabet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -25,6 +26,24 @@ def embedding_folder(name: str, out: Path) -> Path:
     """A folder of that family, with its tokenizer and sentence-transformers' files."""
     source, single, mode, eos = FAMILIES[name]
     shutil.copytree(GOLDEN / source, out)
+    byte_tokenizer(out, single, eos)
+    return pooled(out, {f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False})
+
+
+ENCODERS = ("bert", "gemma_embedding")
+RERANKER = "bert_score"
+
+
+def encoder_folder(name: str, out: Path) -> Path:
+    """An encoder whose weights are a rule, with a tokenizer."""
+    write(GOLDEN / "encoders" / name, out)
+    if not (out / "tokenizer.json").exists():
+        byte_tokenizer(out, "<s> $A </s>", "</s>")
+    return out
+
+
+def byte_tokenizer(out: Path, single: str, eos: str) -> None:
+    """A tokenizer of bytes for a model of 320 tokens, which puts that around a text."""
     engine = Tokenizer(models.BPE({c: i for i, c in enumerate(byte_alphabet())}, []))
     split = pre_tokenizers.Split(Regex(QWEN2), "isolated")
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -39,8 +58,6 @@ def embedding_folder(name: str, out: Path) -> Path:
     engine.save(str(out / "tokenizer.json"))
     told = {"bos_token": "<s>", "eos_token": eos, "tokenizer_class": "PreTrainedTokenizerFast"}
     (out / "tokenizer_config.json").write_text(json.dumps(told))
-    pooled(out, {f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False})
-    return out
 
 
 def pooled(folder: Path, config: object, *more: str) -> Path:

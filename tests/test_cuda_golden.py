@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from cuda_kit import driver_of, need_driver
 from cuda_plan import Recording
+from ruled_weights import write
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import Events, attention, cuda_spec, matmul
 from ggraph.decode.runner import Runner
+from ggraph.serving.encoder import Encoder, Passage
 from models.registry import open_model
 from models.run.convert import model_to_gguf
 
@@ -87,6 +89,33 @@ def test_few_rows_are_exact_for_every_architecture(name: str, tmp_path: Path) ->
     expected = np.load(GOLDEN / name / "expected.npz")["logits"]
     assert error_of(got, expected[:24]) < EXACT
     assert graphs, "plans are replayed as graphs"
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_score", "gemma_embedding"])
+def test_encoders_give_the_golden_vectors(name: str, tmp_path: Path) -> None:
+    """By few rows, in float32; and together, as prompts are, rounded to 16 bits."""
+    folder = write(GOLDEN / "encoders" / name, tmp_path / "hf")
+    model_to_gguf(open_model(folder), tmp_path / "m", "f32")
+    held = np.load(GOLDEN / "encoders" / name / "expected.npz")
+    pairs = "scores" in held.files
+    kinds = {"scores": 0} if pairs else {"cls": 0, "mean": None, "last": -1}
+    driver = driver_of()
+    session = Session({"cuda0": Recording(cuda_spec("cuda0", driver), driver, True, Events())})
+    for rows, bar in ((1, EXACT), (512, ROUNDED)):
+        encoder = Encoder(open_model(tmp_path / "m").beside(f"{rows}."), session, 128, rows=rows)
+        for kind, row in kinds.items():
+            second = [(t == 0).sum() if pairs else None for t in held["types" if pairs else "ids"]]
+            texts = [
+                Passage(ids[ids >= 0].tolist(), row, s)
+                for ids, s in zip(held["ids"], second, strict=True)
+            ]
+            got, expected = np.array(encoder.vectors(texts)), held[kind]
+            if pairs:
+                got, expected = got.T, expected[None]
+            else:
+                got /= np.linalg.norm(got, axis=1, keepdims=True)
+            assert error_of(got, expected) < bar, (rows, kind)
+    session.close()
 
 
 @pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny/qwen3_moe"])

@@ -340,7 +340,13 @@ def bad_metadata():
     k = "tokenizer.ggml."
     return {
         "no model": (bpe | {k + "model": None}, "tokenizer.ggml.model"),
-        "other model": (bpe | {k + "model": "bert"}, "gpt2 .* llama .* gemma4 .*bert"),
+        "other model": (bpe | {k + "model": "t5"}, "gpt2 .* llama .* gemma4 .*bert .*'t5'"),
+        "no word": (bpe | {k + "model": "bert", k + "unknown_token_id": -1}, "unknown_token_id"),
+        "lowercase": (
+            bpe | {k + "model": "bert", k + "normalizer.lowercase": 2.5, k + "unknown_token_id": 0},
+            "lowercase: expected true or false",
+        ),
+        "far cls": (bpe | {k + "model": "bert", k + "cls_token_id": 1 << 30}, "id 1073741824"),
         "unknown pre": (bpe | {k + "pre": "nope"}, "'nope'; known: .*llama-bpe.*smollm"),
         "pre is a list": (bpe | {k + "pre": ()}, r"pre: expected a string, got \(\)"),
         "no tokens": (bpe | {k + "tokens": []}, "empty"),

@@ -1,20 +1,24 @@
 """docs/models.md holds a row for every architecture, and each says what the tests ask for."""
 
+import re
 from pathlib import Path
 
+import encoder_kit
+from encoder_kit import ALL
 from golden_kit import NAMES, TOLERANCE
 
 from models.families import FAMILIES
 from models.registry import open_model
 
 ROOT = Path(__file__).parent.parent
-ROWS, DRAFTED = (
+PAGE = (ROOT / "docs" / "models.md").read_text()
+ROWS, ENCODERS, DRAFTED = (
     [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in part.splitlines()
         if line.startswith("| `")
     ]
-    for part in (ROOT / "docs" / "models.md").read_text().split("## Drafts")
+    for part in re.split("## Encoders|## Drafts", PAGE)
 )
 
 
@@ -22,18 +26,24 @@ def test_every_architecture_has_a_row() -> None:
     golden = [open_model(ROOT / "tests" / "golden" / n).config.architecture for n in NAMES]
     for rows in (ROWS, DRAFTED):
         assert [row[0].strip("`") for row in rows] == golden
-    assert {a.name for a in FAMILIES} == set(golden)
+    assert {a.name for a in FAMILIES if a.causal} == set(golden)
+    encoders = {row[0].strip("`") for row in ENCODERS}
+    assert {a.name for a in FAMILIES if not a.causal} == encoders and len(ENCODERS) == len(ALL)
 
 
 def test_the_first_page_counts_them() -> None:
-    told = f"| models | {len(FAMILIES)} decoder architectures, text only |"
+    decoders = sum(a.causal for a in FAMILIES)
+    told = (
+        f"| models | {decoders} decoder architectures and {len(FAMILIES) - decoders} encoders, text"
+    )
     assert told in (ROOT / "README.md").read_text()
 
 
 def test_every_row_is_within_the_bars() -> None:
-    for _, name, folder, gguf, _, numpy, cuda in ROWS:
-        assert max(float(folder), float(gguf)) < TOLERANCE, name
-        assert numpy == cuda == "none", name
+    for rows, bar in ((ROWS, TOLERANCE), (ENCODERS, encoder_kit.TOLERANCE)):
+        for _, name, folder, gguf, _, numpy, cuda in rows:
+            assert max(float(folder), float(gguf)) < bar, name
+            assert numpy == cuda == "none", name
 
 
 def test_no_drafter_changes_a_text_of_any_architecture() -> None:

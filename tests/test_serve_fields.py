@@ -3,9 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from ggraph.serving.text import Plain, Request, begun
 from models.serve import anthropic, fields, responses, schema
 from models.serve.anthropic_blocks import MessagesRequest
 from models.serve.embeddings import embeddings
-from models.serve.engine import Answers
 from models.serve.errors import of_validation
-from models.serve.generation import Generation
 from models.serve.inbox import Ended, Inbox
+from models.serve.listener import Listener
+from models.serve.reader import Answers, Reader
+from models.serve.settings import Settings
 from models.serve.worker import Ticket
 
 CHAT, TEXT, GAP = "/v1/chat/completions", "/v1/completions", "/infill"
@@ -72,15 +72,19 @@ def test_states_go_when_their_text_is_read() -> None:
         ticket.text = text  # as the worker has it
         text.features += [np.full((4, 8), ticket.index + 1, np.float32)] * 2
     answers = Answers(tickets, said, 3)
-    service: Any = SimpleNamespace(
-        settings=SimpleNamespace(ping_seconds=9), read=lambda _: answers, cancel=lambda _: None,
-        name="m",
-    )  # fmt: skip
+
+    class Held(Reader):
+        """A model whose texts are being read."""
+
+        def read(self, requests: Sequence[Request]) -> Answers:
+            return answers
+
+    service = Held(None, Settings(ping_seconds=9, alias="m"))  # type: ignore[arg-type]  # is not asked
     asked = schema.EmbeddingsRequest(input=["a"] * 3)
 
     async def run() -> list[Any]:
-        generation = Generation(service, None)  # type: ignore[arg-type]  # nothing is measured
-        reply = asyncio.ensure_future(embeddings(generation, [[1]] * 3, "mean", asked))
+        listener = Listener(service, None)  # type: ignore[arg-type]  # nothing is measured
+        reply = asyncio.ensure_future(embeddings(listener, [[1]] * 3, "mean", asked))
         for index in (1, 2, 0):
             said.put((index, Ended(texts[index])))
             while texts[index].features:

@@ -35,13 +35,13 @@ from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.anthropic import Messages
 from models.serve.conversations import Conversations
-from models.serve.engine import Answers
 from models.serve.errors import Refused
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
 from models.serve.inbox import NOTHING_YET, Ended, Inbox
 from models.serve.messages import Message
 from models.serve.notations import HERMES
+from models.serve.reader import Answers
 from models.serve.replies import DONE, PING, Dialect, Events
 from models.serve.responses import Responses, Turn
 from models.serve.schema import ChatRequest, ResponsesRequest

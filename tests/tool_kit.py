@@ -9,10 +9,10 @@ from typing import Any
 
 from serve_kit import FLAG, WORD
 
-from models.serve.engine import Answers
 from models.serve.generation import Asked, Generation
 from models.serve.inbox import Ended, Inbox
 from models.serve.messages import Tool
+from models.serve.reader import Answers
 from models.serve.replies import Dialect, Events
 from models.serve.voice import Chance, Said
 from models.serve.worker import Ticket

@@ -15,6 +15,10 @@ Models with recurrent layers have a state for each of N texts, and more inputs
 text before the step), `certain` i32 [N] (the last row that is text), and `log_slots` i64 [T] where
 T is at most LOG. A step leaves the states after the rows that are text for certain, and in a log of
 LOG rows what the others would put into them; `replay` names those that became text.
+
+Encoders have neither cache nor logits. Their lists name rows of the step, `wanted` is a row of each
+of M texts, and there is an input `types` i32 [T], the part of its text that a row stands in. The
+output is `vectors` f32 [2M, V] (`ggraph.serving.encoder`).
 """
 
 from dataclasses import dataclass

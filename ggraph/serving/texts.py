@@ -77,6 +77,11 @@ class Texts:
         """Whether there is nothing to do."""
         return not self.waiting and not self.running
 
+    @property
+    def together(self) -> int:
+        """How many texts are computed together at most."""
+        return self.limits.texts
+
     def slots(self, text: Text, count: int) -> list[int]:
         """The next of a text's spare slots, which it will write to."""
         slots = text.spare[:count]

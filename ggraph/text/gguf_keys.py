@@ -41,6 +41,7 @@ from ggraph.text.vocab import (
     end_ids,
     phi3_strips,
 )
+from ggraph.text.wordpiece import gguf_form, normalizer_keys
 
 # Upper and lower case, title case, a modifier, letters without case, marks, numbers of three kinds,
 # punctuation and symbols that a pattern names, white space of each kind, and contractions' letters.
@@ -67,9 +68,13 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     if len(v.tokens) > size:
         raise FormatError(f"{folder}: the tokenizer has {len(v.tokens)} ids, the model {size} rows")
+    if model.get("type") == "WordPiece":
+        keys = _word_piece(folder, v)
+        _read_back(folder, keys, Tokenizer(v, encoder, encoder.encode_special))
+        return keys
     begins = v.bos_id is not None and v.prefix[:1] == (v.bos_id,)
     ranked = ranked and begins and v.space_prefix == "never"
-    keys: dict[str, Any] = {
+    keys = {
         **_kind(folder, encoder, model, ranked),
         "tokenizer.ggml.tokens": [t or f"[PAD{i}]" for i, t in enumerate(v.tokens)],
         "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
@@ -105,7 +110,7 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
         kind = model.get("type", "unknown")
         raise FormatError(
             f"{folder}: a tokenizer of type {kind} is not written to GGUF files, only byte-level "
-            "BPE and BPE with bytes for unknown characters; -m runs the folder itself"
+            "BPE, BPE with bytes for unknown characters and WordPiece; -m runs the folder itself"
         )
     merges = {"tokenizer.ggml.merges": [" ".join(m) for m in _merges(model)]}
     if not bytewise and ranked:
@@ -114,6 +119,32 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
     pre = pre_name(folder, encoder, bool(model.get("ignore_merges")))
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, **merges}
+
+
+def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
+    """The keys of a WordPiece vocabulary. FormatError where texts do not stand between two tokens
+    as BERT's do. By eos without sep llama.cpp ends both of two texts as these do."""
+    if (len(v.prefix), len(v.suffix)) != (1, 1):
+        raise FormatError(f"{folder}: {_NO_FORM} texts between {v.prefix} and {v.suffix}")
+    begins, closes = v.prefix[0], v.suffix[0]
+    parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    named = {"[PAD]": "padding", "[MASK]": "mask"}
+    roles = {
+        "bos": begins, "cls": begins, "eos": closes, "seperator": closes,
+        "unknown": v.tokens.find(str(parsed["model"].get("unk_token", "[UNK]"))),
+        **{role: v.tokens.find(text) for text, role in named.items()},
+    }  # fmt: skip
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.add_sep_token": False,
+        "tokenizer.ggml.tokens": [
+            gguf_form(t) if t else f"[PAD{i}]" for i, t in enumerate(v.tokens)
+        ],
+        "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
+        **normalizer_keys(parsed.get("normalizer")),
+        **{f"tokenizer.ggml.{r}_token_id": i for r, i in roles.items() if i is not None},
+    }
 
 
 def pre_name(folder: Path, encoder: HfEncoder, ignore_merges: bool) -> str:

@@ -29,6 +29,7 @@ from ggraph.text.vocab import (
     spm_pieces,
     value_of,
 )
+from ggraph.text.wordpiece import word_piece
 
 _MAX_ID = 1 << 24  # far above any vocabulary: a larger id is a damaged file, not a big table
 
@@ -271,7 +272,7 @@ def _reader(parsed: Mapping[str, Any]) -> tuple[Callable[[Texts], list[bytes]], 
     if not kinds:  # the engine puts a space between any two tokens
         return lambda texts: [f" {t}".encode() for t in texts], True
     if "WordPiece" in kinds:
-        return lambda texts: [_word_piece(parts[0], t) for t in texts], True
+        return lambda texts: [word_piece(parts[0], t) for t in texts], True
     metaspace = "Metaspace" in kinds and not _never_prepends(parts)
     return partial(_pieces, kinds=frozenset(kinds)), "Strip" in kinds or metaspace
 
@@ -305,21 +306,3 @@ def _pieces(texts: Texts, kinds: frozenset[str]) -> list[bytes]:
         if len(text) == 6 and text.startswith("<0x"):
             found[i] = byte_token_piece(text)
     return found
-
-
-def _word_piece(decoder: Mapping[str, Any], text: str) -> bytes:
-    """A word with a space before it, or a part that goes on with the word before; punctuation
-    moves to what it ends, where the file says so. Source: the `tokenizers` engine."""
-    prefix = str(decoder.get("prefix", "##"))
-    shown = text.removeprefix(prefix) if text.startswith(prefix) else f" {text}"
-    for apart, together in _TIDY if decoder.get("cleanup", True) else ():
-        shown = shown.replace(apart, together)
-    return shown.encode("utf-8", "replace")
-
-
-_TIDY = (
-    *((f" {mark}", mark) for mark in ".?!,"),
-    (" ' ", "'"),
-    (" do not", " don't"),
-    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
-)

@@ -1,13 +1,14 @@
 """Text to ids and back, for every kind of vocabulary. The page to read first.
 
 A `Tokenizer` joins a `Vocabulary` (vocab.py) with an encoder for plain text: byte-level
-BPE (bpe.py), SentencePiece (spm.py), or the engine of a Hugging Face folder
-(hf.py). Special tokens are cut out of the text here, as llama.cpp does it: the longest
+BPE (bpe.py), SentencePiece (spm.py), WordPiece (wordpiece.py), or the engine of a Hugging Face
+folder (hf.py). Special tokens are cut out of the text here, as llama.cpp does it: the longest
 first, everywhere in the text. Streaming is in stream.py.
 """
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,11 +16,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from ggraph.errors import FormatError, InputError, shown
+from ggraph.formats.strings import Pieces
 from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
 from ggraph.text.spm import RankedEncoder, SpmEncoder
-from ggraph.text.vocab import SPACE, Vocabulary, numbers, strings, value_of, vocabulary_from_gguf
+from ggraph.text.vocab import (
+    BOS,
+    EOS,
+    PREFIX,
+    SPACE,
+    SUFFIX,
+    UNK,
+    Vocabulary,
+    numbers,
+    strings,
+    value_of,
+    vocabulary_from_gguf,
+)
+from ggraph.text.wordpiece import CLS, SEP, WordPieceEncoder, bert_form, word_piece
 
 _WHITE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -74,9 +89,11 @@ class Tokenizer:
             return cls._sentence_piece(metadata)
         if model == "gemma4":
             return cls._ranked(metadata)
+        if model == "bert":
+            return cls._word_piece(metadata)
         raise FormatError(
-            "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece) or gemma4 "
-            f"(SentencePiece with ranked merges), got {shown(model)}"
+            "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece), gemma4 "
+            f"(SentencePiece with ranked merges) or bert (WordPiece), got {shown(model)}"
         )
 
     @classmethod
@@ -112,6 +129,28 @@ class Tokenizer:
         vocabulary = vocabulary_from_gguf({**metadata, **meant}, byte_level=False, add_bos=True)
         merges = strings(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, RankedEncoder(vocabulary.tokens, merges, vocabulary.unk_id))
+
+    @classmethod
+    def _word_piece(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """A text stands between [CLS] and [SEP], which no key but their ids' tells of; no answer
+        ends with one. Early files leave ids out: then their texts are looked for."""
+        tokens = strings(metadata, "tokenizer.ggml.tokens")
+
+        def role(text: str, *keys: str) -> list[int]:
+            listed = [value_of(metadata, key, int, -1) for key in keys]
+            found = next((i for i in listed if i >= 0), tokens.find(text))
+            return [] if found is None else [found]
+
+        around = {PREFIX: role("[CLS]", CLS, BOS), SUFFIX: role("[SEP]", SEP, EOS)}
+        told = {k: v for k, v in metadata.items() if k not in (BOS, EOS)}
+        unknown = next(iter(role("[UNK]", UNK)), -1)
+        meant = {**told, **around, UNK: unknown, "tokenizer.ggml.add_space_prefix": True}
+        vocabulary = vocabulary_from_gguf(meant, byte_level=False, add_bos=False)
+        encoder = WordPieceEncoder(vocabulary.tokens, vocabulary.unk_id, metadata)
+        pieces = [word_piece({}, bert_form(t)) for t in vocabulary.tokens]
+        for i in vocabulary.control | vocabulary.user_defined:
+            pieces[i] = vocabulary.pieces[i]
+        return cls(replace(vocabulary, pieces=Pieces(pieces)), encoder)
 
     @property
     def vocab_size(self) -> int:

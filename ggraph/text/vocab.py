@@ -28,6 +28,8 @@ SpacePrefix = Literal["never", "first", "always", "every"]
 
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
+BOS, EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
+UNK = "tokenizer.ggml.unknown_token_id"
 # What a folder's tokenizer.json says and no key of GGUF's own can: llama.cpp passes these over.
 PREPEND_SCHEME = "tokenizer.huggingface.prepend_scheme"  # of Metaspace: first or always
 PREFIX = "tokenizer.huggingface.prefix_token_ids"

@@ -58,8 +58,8 @@ def batch(
                         asyncio.run(job.run(lines, results, *all_of_them, tell))
                 else:
                     settings = Settings(**bounds)
-                    with closing(on.load(on.path)) as m:
-                        service = part.Service(m, settings, cache_tokens)
+                    with closing(on.load_served(on.path, None, parallel)) as m:
+                        service = part.service_of(m, settings, cache_tokens)
                         asyncio.run(_run(service, lines, results, tell))
         done = len(results.done)
     seconds = time.perf_counter() - begun

@@ -20,7 +20,7 @@ from ggraph.lazy import lazy
 
 from ..run.fetch import fetch_default
 from ..run.hub import fetch_hub
-from ..run.load import Loaded, device_names, load
+from ..run.load import Loaded, LoadedEncoder, device_names, load, load_served
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
 
@@ -163,6 +163,10 @@ class ServedModel:
     def load(self, path: Path, head: Path | None = None, **more: Any) -> Loaded:
         """The model at `path`, with a head where given; `more` as `load` has it."""
         return load(path, devices=device_names(self.device), head=head, **self.how, **more)
+
+    def load_served(self, path: Path, head: Path | None, texts: int) -> Loaded | LoadedEncoder:
+        """The same, or an encoder that reads up to so many texts a step."""
+        return load_served(path, texts, devices=device_names(self.device), head=head, **self.how)
 
 
 @dataclass(frozen=True)

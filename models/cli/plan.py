@@ -13,10 +13,12 @@ from rich.table import Table
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
 from ggraph.alloc import MODES
 from ggraph.arrays import WeightSource
+from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
 from ggraph.device import DeviceSpec
 from ggraph.pipeline import begin, run_passes_until
 from ggraph.plan_json import plan_to_json
+from ggraph.serving.encoder import Encoder
 from ggraph.show import graph_dot, plan_brief, plan_summary, plan_text
 from ggraph.show_html import plan_html
 from ggraph.trade import Trade, trade_table
@@ -118,7 +120,7 @@ def plan(
     opened, options = _opened(model, ctx_size, device if cut else "", options)
     with closing(_session(device, options, threads)) as session:
         runner = Runner(opened, session, ctx_size)
-        graph = opened.build(runner.shape(rows, rows, max(rows, context)))
+        graph = opened.build(_shape(runner, rows, context))
         if dot:
             print(graph_dot(graph))
         elif trade:
@@ -136,6 +138,13 @@ def _check(memory: str, streams: int, rows: int, context: int, ctx_size: int) ->
         raise InputError(f"--streams {streams}: expected 1 or more")
     if min(rows, context) < 1 or max(rows, context) > ctx_size:
         raise InputError(f"--rows {rows}, --context {context}: expected 1 to {ctx_size} (-c)")
+
+
+def _shape(runner: Runner, rows: int, context: int) -> StepShape:
+    """The bucket of such a step, of an encoder one that reads so many rows of texts."""
+    if isinstance(runner.model, Model) and not runner.model.causal:
+        return Encoder(runner.model, runner.session, runner.context).shape(rows)
+    return runner.shape(rows, rows, max(rows, context))
 
 
 def _opened(path: Path | None, ctx_size: int, over: str, options: Options) -> tuple[Model, Options]:

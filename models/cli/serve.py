@@ -15,8 +15,9 @@ import typer
 from ggraph import InputError
 from ggraph.serving.disk import Disk
 
+from ..registry import Model
 from ..run.drafting import smaller_model
-from ..run.load import Loaded
+from ..run.load import Loaded, LoadedEncoder
 from ..run.shipped import head_for
 from ..serve.settings import Settings
 from .common import COMPILING, AsJson, ServedModel, notes, print_json
@@ -109,10 +110,9 @@ def serve(
         part.serve_on_ray(options, host, port, where.ray_address, ready)
         return
     settings = Settings(**bounds)
-    with closing(on.load(path, head)) as m, _ending():
-        disk = _disk(m, disk_cache, disk_cache_mb)
-        smaller = model_draft and smaller_model(m, model_draft)
-        service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
+    with closing(on.load_served(path, head, parallel)) as m, _ending():
+        beside = _beside(m, head, disk_cache, disk_cache_mb, model_draft)
+        service = serve_part("engine").service_of(m, settings, cache_tokens, *beside)
         ready = _ready(service.name, as_json)
         part.serve(service, host, port, ready, log=log or log_prompts)
 
@@ -141,6 +141,24 @@ def serve_part(name: str, extra: str = "serve") -> Any:
         raise InputError(
             f"{error.name} is not installed: pip install 'ggraph-runtime[{extra}]'"
         ) from None
+
+
+def _beside(
+    m: Loaded | LoadedEncoder,
+    head: Path | None,
+    disk_cache: Path | None,
+    disk_cache_mb: int,
+    model_draft: Path | None,
+) -> tuple[Any, Model | None]:
+    """The disk for what the cache forgets, and a smaller model that drafts, where they are named.
+    InputError for one of these, or a draft head, beside an encoder."""
+    given = {"--head": head, "--disk-cache": disk_cache, "--model-draft": model_draft}
+    if isinstance(m, LoadedEncoder):
+        for option in (name for name, path in given.items() if path is not None):
+            raise InputError(f"{option}: {m.model.name} is an encoder, which has no use for it")
+        return None, None
+    smaller = None if model_draft is None else smaller_model(m, model_draft)
+    return _disk(m, disk_cache, disk_cache_mb), smaller
 
 
 def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:

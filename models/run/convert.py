@@ -67,7 +67,7 @@ def model_to_gguf(
     a, c = ARCHITECTURES[model.config.architecture], model.config
     metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
-    metadata.update(gguf_pooling(model.checkpoint, a.gguf))
+    metadata.update(gguf_pooling(model.checkpoint, model.catalogue, a.gguf, causal=a.causal))
     held = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
     tensors = list(_typed(held, type_name))
     if a.gguf not in SCALED and any(t.scale is not None for t in tensors):

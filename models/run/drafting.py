@@ -31,7 +31,7 @@ from ..heads.eagle1 import FirstHead
 from ..heads.layouts import AnyHead
 from ..heads.mtp import NextHead
 from ..registry import Model, open_model
-from .load import Loaded
+from .load import Loaded, OnlyReads
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -216,6 +216,8 @@ def smaller_model(m: Loaded, path: Path) -> Model:
     if is_assistant(open_checkpoint(path)):
         raise InputError(f"{path} drafts from the model's own keys and values: --head {path}")
     model = open_model(path).reaching(m.runner.context)
+    if not model.causal:
+        raise OnlyReads(model)
     if abs(model.vocab_size - m.model.vocab_size) > PADDING:
         raise InputError(
             f"{path}: the draft model has {model.vocab_size} tokens, {m.model.name} has "

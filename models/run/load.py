@@ -1,6 +1,7 @@
 """From a path to a model that answers: checkpoint, tokenizer, chat template, session."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +13,7 @@ from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.engine import Engine
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
+from ggraph.serving.encoder import Encoder
 from ggraph.text.chat import RENDERER
 from ggraph.text.prompt import prompt_ids
 from ggraph.text.tokenizer import Tokenizer
@@ -25,21 +27,53 @@ CACHE_TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "q8_0": dtypes.Q8_0}
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
-    """Everything that a runner needs. `load_seconds` covers files, tokenizer and devices."""
+class Opened(ABC):
+    """A model whose session is open. `load_seconds` covers files, tokenizer and devices."""
 
     model: Model
     session: Session
-    runner: Runner
-    engine: Engine
     tokenizer: Tokenizer
     load_seconds: float
+
+    @property
+    @abstractmethod
+    def context(self) -> int:
+        """Tokens of one text."""
+
+    def close(self) -> None:
+        """Give devices and memory back."""
+        self.session.close()
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedEncoder(Opened):
+    """One that makes vectors of texts."""
+
+    encoder: Encoder
+
+    @property
+    def context(self) -> int:
+        """Tokens of one text."""
+        return self.encoder.context
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded(Opened):
+    """One that goes on with texts: everything that a runner needs."""
+
+    runner: Runner
+    engine: Engine
     head: AnyHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
     prices: Prices = field(init=False)  # of steps and guesses, kept from text to text
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prices", Prices(partial(_alone, self.session)))
+
+    @property
+    def context(self) -> int:
+        """Tokens of one text."""
+        return self.runner.context
 
     @property
     def drafts(self) -> Session:
@@ -62,7 +96,18 @@ class Loaded:
         """Give devices and memory back."""
         if self.draft_session is not None:
             self.draft_session.close()
-        self.session.close()
+        super().close()
+
+
+class OnlyReads(InputError):
+    """The model is an encoder, which does not go on with texts."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(
+            f"{model.name} is an encoder ({model.config.architecture}): it makes vectors or scores "
+            "of texts, and no text; `ggraph serve` gives them (/v1/embeddings, /v1/rerank)"
+        )
+        self.model = model
 
 
 def _alone(session: Session) -> bool:
@@ -123,7 +168,7 @@ def load(
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
     is how keys and values are kept: one of `CACHE_TYPES`. `lora` are adapters, each with what it
     is multiplied by.
-    Raises FormatError, ModelError, InputError or BackendError.
+    Raises FormatError, ModelError, InputError or BackendError; OnlyReads for an encoder.
     """
     begun = time.perf_counter()
     RENDERER.start()  # a tenth of a second, beside the loading
@@ -133,6 +178,8 @@ def load(
     if cache_type not in CACHE_TYPES:
         raise InputError(f"cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
     model = adapted(open_model(path), [(Path(file), factor) for file, factor in lora])
+    if not model.causal:
+        raise OnlyReads(model)
     context = _context(model, ctx_size)
     model = model.reaching(context)
     options = replace(options or Options(), exact=exact or bool(options and options.exact))
@@ -148,7 +195,38 @@ def load(
     runner = Runner(model, session, context, taps=taps, cache_dtype=kept)
     engine = Engine(runner, tokenizer.eos_ids)
     seconds = time.perf_counter() - begun
-    return Loaded(model, session, runner, engine, tokenizer, seconds, drafting, beside)
+    return Loaded(model, session, tokenizer, seconds, runner, engine, drafting, beside)
+
+
+def load_served(path: str | Path, texts: int, **how: Any) -> Loaded | LoadedEncoder:
+    """The same, or an encoder that reads up to so many texts a step; `how` as of `load`."""
+    try:
+        return load(path, **how)
+    except OnlyReads as found:
+        own = {n: how[n] for n in ("ctx_size", "threads", "devices", "exact") if n in how}
+        return load_encoder(found.model, texts=texts, **own)
+
+
+def load_encoder(
+    model: Model,
+    *,
+    ctx_size: int | None = None,
+    threads: int | None = None,
+    devices: Sequence[str] = ("cpu",),
+    exact: bool = False,
+    texts: int = 16,
+) -> LoadedEncoder:
+    """The same for an encoder that was opened, which reads up to so many texts a step. InputError
+    for a model that is none."""
+    begun = time.perf_counter()
+    if model.causal:
+        raise InputError(f"{model.name} is no encoder, but goes on with texts")
+    context = _context(model, ctx_size)
+    session = open_session(devices, Options(exact=exact), threads=threads, exact=exact)
+    session.expect(model.catalogue.values())
+    tokenizer = _tokenizer(model, Path(model.checkpoint.path))
+    encoder = Encoder(model, session, context, texts=texts)
+    return LoadedEncoder(model, session, tokenizer, time.perf_counter() - begun, encoder)
 
 
 def _cache_dtype(model: Model, name: str) -> dtypes.DType:

@@ -1,7 +1,6 @@
 """A loaded model as a server uses it: prompts to requests, requests to tickets."""
 
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,24 +26,24 @@ from ggraph.serving.prefix import alike
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
-from ggraph.serving.text import Plain, Request
+from ggraph.serving.text import Request
 from ggraph.serving.texts import Limits
 from ggraph.text.prompt import prompt_ids, sewn_prompt
 from ggraph.text.stream import THINK, THOUGHT, TextStream
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
-from ..pooling import Pooling, pooling_of
 from ..registry import Model
 from ..run.drafting import goes_on
-from ..run.load import Loaded
-from .errors import TOO_LONG, Refused
-from .gaps import LETTERS_PER_TOKEN, marks_of, with_gap
+from ..run.load import Loaded, LoadedEncoder
+from .errors import Refused
+from .gaps import marks_of, with_gap
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
+from .reader import Answers, EncoderService, Reader
 from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
-from .told import Journal, Retold, journal_of
+from .told import Retold, journal_of
 from .voice import AnswerVoice, Form
 from .worker import Ticket, Worker
 
@@ -52,8 +51,6 @@ FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
-BEYOND = "exceeds the available context size of"  # as llama-server says, for who looks at words
-WAY = "(`ggraph serve -c` sets another)"  # to have a longer context
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter, "lookup": PromptLookup,
 }  # fmt: skip
@@ -62,16 +59,6 @@ SAMPLING = {
     "repeat_penalty": "repeat_penalty", "repeat_last_n": "repeat_last_n",
     "frequency_penalty": "frequency_penalty", "presence_penalty": "presence_penalty",
 }  # fmt: skip
-
-
-@dataclass(eq=False)
-class Answers:
-    """The answers to one request: what they say comes through `said`, with the index of each."""
-
-    tickets: list[Ticket]
-    said: Inbox
-    prompt_tokens: int
-    journal: Journal | None = None
 
 
 @dataclass
@@ -90,17 +77,15 @@ class Wanted:
 
 
 @dataclass(eq=False)
-class Service:
-    """A model with its worker."""
+class Service(Reader):
+    """A model that answers."""
 
     m: Loaded
-    settings: Settings
     cache_tokens: InitVar[int | None] = None
     disk: Disk | None = None  # for what the cache forgets
     smaller: Model | None = None  # that drafts
     slots: int = field(init=False)  # of the cache
-    worker: Worker = field(init=False)
-    begun: int = field(init=False, default_factory=lambda: int(time.time()))
+    batch: Batch = field(init=False)
 
     def __post_init__(self, cache_tokens: int | None) -> None:
         m, parallel = self.m, self.settings.parallel
@@ -111,12 +96,12 @@ class Service:
             texts=STATES * parallel,
         )  # fmt: skip
         spill = None if self.disk is None else Spill(self.disk, runner)
-        batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)
-        self.worker = Worker(batch, parallel + self.settings.queued)
+        self.batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)
+        self.worker = Worker(self.batch, parallel + self.settings.queued)
 
     def stop(self) -> None:
         """End every answer, and write what the disk is to keep."""
-        self.worker.stop()
+        super().stop()
         if self.disk is not None:
             self.disk.close()
 
@@ -136,22 +121,6 @@ class Service:
         if self.smaller is not None:
             found.append(ListModel(self.smaller, m.drafts, self.slots, m.runner.context))
         return found
-
-    @property
-    def name(self) -> str:
-        """What clients are told that the model is called."""
-        return self.settings.alias or self.m.model.name
-
-    @property
-    def context(self) -> int:
-        """Tokens of one text."""
-        return self.m.runner.context
-
-    @cached_property
-    def pooling(self) -> Pooling:
-        """How a text's vector is made: as the model's files say, which are read once, or else the
-        mean, which libraries of embeddings take then. ModelError for what is not made here."""
-        return pooling_of(self.m.model.checkpoint) or "mean"
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -207,26 +176,6 @@ class Service:
         last = next((i for i in reversed(ids) if t.decode([i]).strip()), None)
         return last == t.id_of(THINK)
 
-    def text_ids(
-        self,
-        prompt: str | Sequence[int],
-        param: str = "prompt",
-        *,
-        special: bool = False,
-        complete: bool = False,
-    ) -> list[int]:
-        """Token ids of a text, with what the vocabulary puts behind one that is `complete`, or ids
-        that were given in a field. Refused where they are none, or too many."""
-        if isinstance(prompt, str):
-            self.check_letters(len(prompt), param)
-            ids = self.m.tokenizer.encode(prompt, special=special, bos=None, most=self.context)
-            ends = self.m.tokenizer.vocabulary.suffix if complete else ()
-            return self._fits([*ids, *ends], param)
-        most = self.m.model.vocab_size
-        if any(t >= most for t in prompt):
-            raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)
-        return self._fits(list(prompt), param)
-
     def gap_ids(
         self, before: str | Sequence[int], behind: str, *, special: bool = False
     ) -> list[int]:
@@ -242,21 +191,6 @@ class Service:
                 part = t.encode(part, special=special, bos=False, most=self.context)
             parts.append(part)
         return self.text_ids([*t.encode(""), *with_gap(marks, *parts)])
-
-    def check_letters(self, count: int, param: str) -> None:
-        """Refused where so many letters of a field cannot fit."""
-        most = self.context * LETTERS_PER_TOKEN
-        if count > most:
-            message = f"the prompt has {count} letters (at most {most} can fit), which {BEYOND}"
-            raise Refused(f"{message} {self.context} {WAY}", param=param, code=TOO_LONG)
-
-    def _fits(self, ids: list[int], param: str) -> list[int]:
-        if not ids:
-            raise Refused("the prompt is empty", param=param)
-        if len(ids) > self.context:
-            message = f"the prompt has at least {len(ids)} tokens, which {BEYOND}"
-            raise Refused(f"{message} {self.context} {WAY}", param=param, code=TOO_LONG)
-        return ids
 
     def check_room(self, prompts: int, body: Sampling) -> None:
         """Refused where there is no room for the answers to so many; asked before they are read,
@@ -284,20 +218,6 @@ class Service:
         for ticket, request in zip(tickets, requests, strict=True):
             self.worker.submit(ticket, request)
         return Answers(tickets, said, sum(map(len, prompts)), journal)
-
-    def read(self, prompts: Sequence[list[int]]) -> Answers:
-        """Have prompts read for their features."""
-        self.worker.check_room(len(prompts), "input")
-        said = Inbox(eager=False)
-        tickets = [Ticket(i, said) for i in range(len(prompts))]
-        for ticket, ids in zip(tickets, prompts, strict=True):
-            self.worker.submit(ticket, Request(ids, Plain(_mute), 0, features=True))
-        return Answers(tickets, said, sum(map(len, prompts)))
-
-    def cancel(self, answers: Answers) -> None:
-        """Nobody listens any more."""
-        for ticket in answers.tickets:
-            self.worker.cancel(ticket)
 
     def _config(self, body: Sampling) -> SamplerConfig:
         given = {
@@ -351,7 +271,7 @@ class Service:
         most = self.settings.draft if options.most is None else options.most
         if options.off or not most or options.drafters == []:
             return None
-        policy = Adaptive(most=most, prices=SharedPrices(self.worker.batch.prices))
+        policy = Adaptive(most=most, prices=SharedPrices(self.batch.prices))
         names = options.drafters or self.default_drafters
         drafters = [self._drafter(name, policy, most) for name in dict.fromkeys(names)]
         return Speculation(drafters, policy)
@@ -359,13 +279,13 @@ class Service:
     @property
     def default_drafters(self) -> list[str]:
         """Repetitions of the text and, where there are such, the head and the smaller model."""
-        return ["suffix", *(g.kind for g in self.worker.batch.guessers)]
+        return ["suffix", *(g.kind for g in self.batch.guessers)]
 
     def _drafter(self, name: str, policy: Adaptive, most: int) -> Drafter:
         if name in WITHOUT_HEAD:
             return WITHOUT_HEAD[name]()
         kind = "head" if name == "tree" else name
-        found = [g for g in self.worker.batch.guessers if g.kind == kind]
+        found = [g for g in self.batch.guessers if g.kind == kind]
         if not found:
             raise Refused(f"speculative.drafters: this server has no {kind}", param="speculative")
         if name == "tree" and isinstance(found[0], ListBlock):
@@ -381,5 +301,14 @@ def grown_to(nodes: int, branches: int) -> TreeShape:
     return TreeShape(1 + min(nodes, most), LEVELS, branches)
 
 
-def _mute(_: object) -> int:
-    raise Refused("a text that is only read says nothing")
+def service_of(
+    m: Loaded | LoadedEncoder,
+    settings: Settings,
+    cache_tokens: int | None = None,
+    disk: Disk | None = None,
+    smaller: Model | None = None,
+) -> Reader:
+    """What a server has of a model of either kind. An encoder has no use for the last three."""
+    if isinstance(m, LoadedEncoder):
+        return EncoderService(m, settings)
+    return Service(m, settings, cache_tokens, disk, smaller)

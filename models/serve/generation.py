@@ -1,28 +1,26 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ggraph.text.stream import is_harmony
 
-from .engine import Answers, Service, Wanted
+from .engine import Service, Wanted
 from .errors import Refused
 from .grammar import schema_of
-from .inbox import NOTHING_YET, Ended, Heard, together
+from .inbox import Ended
+from .listener import Listener
 from .messages import Tool
-from .metrics import Metrics
 from .notations import HARMONY, HERMES, Notation, notation_of
+from .reader import Answers
 from .replies import DONE, PING, Dialect, Events, Whole, event, failed, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, each
-from .told import PING_SECONDS
 from .tools import Reading, answer_grammar, chosen, demanded, for_template
 from .voice import Form, Said
 from .wire import Wire
-from .worker import Ticket
 
 Tell = Callable[[int, Said | Ended], bytes]  # the events of what an answer says, or of its end
 
@@ -49,25 +47,11 @@ class Asked:
         return self.reading.calls(a.text, self.dialect.id, index) if self.reading else []
 
 
-class _Silence:
-    """Says so where nothing is said for some seconds, by one timer for a whole answer."""
-
-    def __init__(self, answers: Answers, seconds: float) -> None:
-        self.loop, self.said, self.seconds = asyncio.get_running_loop(), answers.said, seconds
-        self.timer = self.loop.call_later(seconds, self._look)
-
-    def _look(self) -> None:
-        if time.monotonic() - self.said.latest >= self.seconds:
-            self.said.put(NOTHING_YET)
-        self.timer = self.loop.call_later(self.seconds, self._look)
-
-
 @dataclass(eq=False)
-class Generation:
+class Generation(Listener):
     """Answers with text, by one model."""
 
     service: Service
-    metrics: Metrics
 
     def chat(self, asked: ChatRequest) -> Callable[[], Asked]:
         """Everything that takes time is done; the call that comes back begins the answers."""
@@ -174,38 +158,6 @@ class Generation:
         async for heard in self.heard(answers):
             if told := b"".join([added(index, what) for index, what in heard]):
                 yield told
-
-    async def heard(self, answers: Answers) -> AsyncIterator[list[Heard]]:
-        """What the answers say, in order; None where nothing was said for a while. What has come
-        comes at once, but one by one where a journal counts tokens. Whoever stops listening ends
-        the answers."""
-        left, journal = len(answers.tickets), answers.journal
-        seconds = self.service.settings.ping_seconds if journal is None else PING_SECONDS
-        silence = _Silence(answers, seconds)
-        try:
-            while left:
-                heard = together(await answers.said.take(), one_by_one=journal is not None)
-                for items in heard:
-                    for index, what in items:
-                        if isinstance(what, Ended):
-                            left -= 1
-                            self._measure(answers.tickets[index], what)
-                    if journal is not None:
-                        journal.note(*items[0])
-                    yield items
-            if journal is not None:
-                journal.close()
-        finally:
-            silence.timer.cancel()
-            if left:
-                self.service.cancel(answers)
-
-    def _measure(self, ticket: Ticket, ended: Ended) -> None:
-        if ticket.first is None:
-            return
-        self.metrics.first.observe(ticket.first - ticket.begun)
-        if ended.text is not None and ended.text.new > 1:
-            self.metrics.between.observe((ticket.last - ticket.first) / (ended.text.new - 1))
 
     def _calling(
         self, asked: ChatRequest, tools: Sequence[Tool], notation: Notation, thinking: bool | None

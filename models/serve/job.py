@@ -22,7 +22,7 @@ from ggraph.errors import shown
 from .going_on import ANSWERS, Failed, GoingOn, Head
 from .replies import one_line
 
-URLS = (*ANSWERS, "/v1/embeddings")
+URLS = (*ANSWERS, "/v1/embeddings", "/v1/rerank")
 # Seconds until one who was refused for lack of room asks again
 FIRST_WAIT, LONGEST_WAIT = 0.05, 5.0
 

@@ -1,6 +1,6 @@
 """What /metrics tells: requests, tokens, waiting, the cache, drafts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -9,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ggraph.serving.batch import Batch
+from ggraph.serving.encoder import Encoding
+from ggraph.serving.memory import Memory
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BETWEEN = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -27,7 +29,7 @@ COUNTS = {
 class BatchCollector(Collector):
     """Reads a batch when it is asked."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch | Encoding) -> None:
         self.batch = batch
 
     def collect(self) -> Iterable[Metric]:
@@ -36,26 +38,40 @@ class BatchCollector(Collector):
         for name, what in COUNTS.items():
             yield CounterMetricFamily(f"ggraph_{name}", what, value=getattr(b.counters, name))
         yield CounterMetricFamily("ggraph_step_seconds", "Time in steps.", value=b.counters.seconds)
-        yield CounterMetricFamily("ggraph_evicted", "Rows forgotten.", value=b.memory.evicted)
-        gauges = {
-            "ggraph_running": ("Texts that are running.", len(b.running)),
-            "ggraph_waiting": ("Texts that wait.", len(b.waiting)),
-            "ggraph_slots": ("Slots of the cache.", b.memory.pool.count),
-            "ggraph_slots_free": ("Slots that hold nothing.", b.memory.pool.free),
-            "ggraph_slots_kept": ("Slots kept for later texts.", b.memory.tree.evictable),
-        }
-        if (states := b.memory.states) is not None:
-            gauges["ggraph_states"] = "Slots of recurrent states.", states.pool.count
-            gauges["ggraph_states_free"] = "Such slots that hold nothing.", states.pool.free
-            gauges["ggraph_states_kept"] = "Such slots kept for later texts.", states.kept
-        for name, (what, value) in gauges.items():
-            yield GaugeMetricFamily(name, what, value=value)
+        yield from _gauges(
+            {
+                "ggraph_running": ("Texts that are running.", len(b.running)),
+                "ggraph_waiting": ("Texts that wait.", len(b.waiting)),
+            }
+        )
+        if isinstance(b, Batch):
+            yield from _of_cache(b.memory)
+
+
+def _of_cache(m: Memory) -> Iterator[Metric]:
+    """What the cache holds; encoders have none."""
+    yield CounterMetricFamily("ggraph_evicted", "Rows forgotten.", value=m.evicted)
+    gauges = {
+        "ggraph_slots": ("Slots of the cache.", m.pool.count),
+        "ggraph_slots_free": ("Slots that hold nothing.", m.pool.free),
+        "ggraph_slots_kept": ("Slots kept for later texts.", m.tree.evictable),
+    }
+    if (states := m.states) is not None:
+        gauges["ggraph_states"] = "Slots of recurrent states.", states.pool.count
+        gauges["ggraph_states_free"] = "Such slots that hold nothing.", states.pool.free
+        gauges["ggraph_states_kept"] = "Such slots kept for later texts.", states.kept
+    yield from _gauges(gauges)
+
+
+def _gauges(gauges: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
+    for name, (what, value) in gauges.items():
+        yield GaugeMetricFamily(name, what, value=value)
 
 
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch | Encoding) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(BatchCollector(batch))
         self.requests = Counter(

@@ -13,9 +13,9 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from ..run.fetch import fetch_default
-from ..run.load import DEFAULT_CONTEXT, device_names, load
+from ..run.load import DEFAULT_CONTEXT, device_names, load_served
 from .app import make_app
-from .engine import FULL_TEXTS, Service
+from .engine import FULL_TEXTS, service_of
 from .going_on import GoingOn, Head, Patience
 from .inside import Inside
 from .ray_router import PrefixRouter
@@ -97,11 +97,11 @@ class Replica:
     async def __init__(self, options: Options) -> None:  # type: ignore[misc]
         o = options
         path = o.model or fetch_default(lambda *_: None)
-        m = load(
-            path, devices=device_names(o.device), cache_type=o.cache_type, ctx_size=o.ctx_size,
-            threads=o.threads, exact=o.exact, head=o.head, lora=o.lora,
+        m = load_served(
+            path, o.parallel, devices=device_names(o.device), cache_type=o.cache_type,
+            ctx_size=o.ctx_size, threads=o.threads, exact=o.exact, head=o.head, lora=o.lora,
         )  # fmt: skip
-        self.service = Service(m, o.settings, o.cache_tokens)
+        self.service = service_of(m, o.settings, o.cache_tokens)
         self.inside = Inside(
             make_app(self.service), serve.get_replica_context().replica_id.unique_id
         )

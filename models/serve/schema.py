@@ -288,6 +288,28 @@ class EmbeddingsRequest(Body):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
+class Document(Body):
+    """One of those to rerank, in the form of an object."""
+
+    text: LongText
+
+
+class RerankRequest(Body):
+    """POST /v1/rerank: the `top_n` documents that answer the query best, all of them where that is
+    not given; with their texts where `return_documents`."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    query: LongText
+    documents: Annotated[list[LongText | Document], items(256, least=1)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: OrNull[bool] = False
+
+    @property
+    def texts(self) -> list[str]:
+        """Those of the documents."""
+        return [d if isinstance(d, str) else d.text for d in self.documents]
+
+
 CHANCES = "message.output_text.logprobs"  # of what a response is to hold beside text
 
 

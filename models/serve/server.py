@@ -14,9 +14,9 @@ import uvicorn
 from ggraph import InputError
 
 from .app import make_app
-from .engine import Service
 from .guard import HEAD_BYTES
 from .protocol import bounded
+from .reader import Reader
 
 DRAIN_SECONDS = 600  # for answers that are open when a server, or a replica, is to end
 LAST_SECONDS = 2  # for the last words to clients
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    service: Service, host: str, port: int, ready: Callable[[str], None], *, log: bool
+    service: Reader, host: str, port: int, ready: Callable[[str], None], *, log: bool
 ) -> None:
     """Serve until a signal; from then on Ctrl-C ends the process without a word. `ready` is told
     the address; port 0 takes a free one. InputError where the address cannot be had."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ggraph import GgraphError
 from ggraph.serving.batch import Batch
+from ggraph.serving.encoder import Encoding
 from ggraph.serving.text import Request, Text
 
 from .errors import ENDS, Refused, ending
@@ -39,7 +40,7 @@ class Worker:
     At most `most` answers may be open; further ones are refused with a time to come again.
     """
 
-    def __init__(self, batch: Batch, most: int) -> None:
+    def __init__(self, batch: Batch | Encoding, most: int) -> None:
         self.batch, self.most, self.open = batch, most, 0
         self.failure: str | None = None
         self._over: str | None = None  # why nothing is answered any more
@@ -77,7 +78,7 @@ class Worker:
             message = f"{count} answers asked for, at most {self.most} may be open here"
             raise Refused(message, param=param)
         if self.open + count > self.most:
-            ahead = self.open / self.batch.limits.texts
+            ahead = self.open / self.batch.together
             wait = str(max(1, round(ahead * self._seconds)))
             raise Refused(
                 f"{self.open} answers are open, at most {self.most} may be: try again later",

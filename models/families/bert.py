@@ -1,0 +1,101 @@
+"""BERT, as models of embeddings have it (BGE, E5, GTE, MiniLM, Arctic Embed): an encoder whose
+layer norms come behind what they follow, with learned positions and exact GELU.
+
+Source: Devlin et al. 2018 (arXiv 1810.04805); transformers `modeling_bert`; llama.cpp's `bert.cpp`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ggraph import Graph, Tensor, ops
+
+from .. import blocks
+from ..architecture import Architecture, Tensors
+from ..blocks import Step
+from ..config import DecoderConfig, Keys
+from ..vectors import INNER, SCORE, vectors
+from . import gpt2
+from .cohere import epsilon
+
+TYPES = "tokenizer.ggml.token_type_count"
+
+
+def build(s: Step) -> Graph:
+    """The step graph of a BERT checkpoint."""
+    c = s.config
+    at = s.w("position_embd.weight", c.max_position_embeddings, c.hidden_size)
+    x = blocks.embed(s) + ops.get_rows(at, s.positions, name="position")  # [T, E]
+    if c.type_vocab_size:
+        kinds = s.w("token_types.weight", c.type_vocab_size, c.hidden_size)
+        x = x + ops.get_rows(kinds, s.types, name="type")
+    x = blocks.layer_norm(s, x, "token_embd_norm")
+    for i in range(c.num_hidden_layers):
+        x = layer(s, x, i)
+    return vectors(s, x)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    h = blocks.layer_norm(s, x + blocks.attention(s, x, i), f"blk.{i}.attn_output_norm")
+    return blocks.layer_norm(s, h + gpt2.feed_forward(s, h, i), f"blk.{i}.layer_output_norm")
+
+
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The epsilon under its usual name."""
+    return {**values, "rms_norm_eps": Keys(values, "config.json").real("layer_norm_eps")}
+
+
+def complete(c: DecoderConfig) -> DecoderConfig:
+    """Nothing rotates. GGUF does not say which GELU: released models have the exact one."""
+    return replace(c, rotated_layers=(False,) * c.num_hidden_layers, exact_gelu=True)
+
+
+def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Without the pooler of a model that gives no scores: its vectors are made without."""
+    if f"{SCORE}.weight" in tensors:
+        return tensors
+    return {n: t for n, t in tensors.items() if n.rpartition(".")[0] != INNER}
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """How many kinds of parts there are, and the epsilon as of layer norms."""
+    return {**epsilon(c), TYPES: c.type_vocab_size or None}
+
+
+def read(k: Keys, layers: int) -> Mapping[str, Any]:
+    """The former."""
+    return {"type_vocab_size": k.integer(TYPES, 0)}
+
+
+TOPS = {
+    "embeddings.word_embeddings.weight": "token_embd.weight",
+    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    **{f"embeddings.LayerNorm.{p}": f"token_embd_norm.{p}" for p in ("weight", "bias")},
+    **{f"pooler.dense.{p}": f"{INNER}.{p}" for p in ("weight", "bias")},
+}
+BERT = Architecture(
+    "bert", build, ("BertModel", "BertForSequenceClassification"), causal=False,
+    layer_prefix=r"(?:bert\.)?encoder\.layer\.",
+    layer_names={
+        **{f"attention.self.{long}": f"attn_{long[0]}" for long in ("query", "key", "value")},
+        "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
+        "intermediate.dense": "ffn_up", "output.dense": "ffn_down",
+        "output.LayerNorm": "layer_output_norm",
+    },
+    top_names={
+        **{lead + a: b for a, b in TOPS.items() for lead in ("", "bert.")},
+        **{f"classifier.{p}": f"{SCORE}.{p}" for p in ("weight", "bias")},
+    },
+    fixed={
+        "hidden_act": gpt2.EXACT, "position_embedding_type": ("absolute",),
+        "is_decoder": (False,), "add_cross_attention": (False,),
+    },
+    hf_defaults={
+        "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512,
+        "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+    },
+    translate=translate, complete=complete, sanitize=sanitize, keys=keys, read=read, bare=(TYPES,),
+)  # fmt: skip

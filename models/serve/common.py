@@ -1,0 +1,252 @@
+"""The addresses that every server has, and all of one whose model is an encoder."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Match
+
+from ggraph import GgraphError
+
+from . import embeddings, rerank, schema
+from .bodies import Bodies
+from .errors import REQUEST_ID, Refused, as_reply, ending, of_validation, request_id
+from .listener import Listener
+from .metrics import Metrics
+from .reader import Reader
+
+LOG = logging.getLogger("ggraph.serve")
+CLOSED = 499  # what is logged where the client went away
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(eq=False)
+class CommonApi:
+    """The handlers of one server."""
+
+    service: Reader
+    listener: Listener = field(init=False)
+    metrics: Metrics = field(init=False)
+    bodies: Bodies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.service.settings)
+        self.metrics = Metrics(self.service.worker.batch)
+        self.listener = Listener(self.service, self.metrics)
+
+    @property
+    def posts(self) -> dict[str, Handler]:
+        """Handlers of POST, by their addresses."""
+        return {
+            "/v1/embeddings": self.embeddings,
+            "/v1/rerank": self.rerank,
+            "/rerank": self.rerank,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+
+    @property
+    def gets(self) -> dict[str, Handler]:
+        """Of GET."""
+        return {
+            "/v1/models": self.models,
+            "/v1/models/{id:path}": self.model,
+            "/health": self.health,
+            "/metrics": self.show_metrics,
+            "/": self.page,
+        }
+
+    @property
+    def deletes(self) -> dict[str, Handler]:
+        """Of DELETE."""
+        return {}
+
+    @property
+    def html(self) -> Path:
+        """The page at /."""
+        return Path(__file__).with_name("page.html")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is told of the model beside what every one has."""
+        return {}
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        asked = await self._read(request, schema.EmbeddingsRequest)
+        pooling = await run_in_threadpool(embeddings.pooling_for, self.service, asked)
+        prompts = await run_in_threadpool(embeddings.prompts_of, self.service, asked)
+        work = embeddings.embeddings(self.listener, prompts, pooling, asked)
+        return JSONResponse(await while_there(request, work))
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank."""
+        asked = await self._read(request, schema.RerankRequest)
+        pairs = await run_in_threadpool(rerank.pairs_of, self.service, asked)
+        work = rerank.reranked(self.listener, pairs, asked)
+        return JSONResponse(await while_there(request, work))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        asked = await self._read(request, schema.TokenizeRequest)
+        self.service.check_letters(len(asked.content), "content")
+        special = asked.parse_special
+        encode = partial(self.service.m.tokenizer.encode, asked.content, special=special)
+        bos = None if asked.add_special else False
+        return JSONResponse({"tokens": await run_in_threadpool(encode, bos=bos)})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        asked = await self._read(request, schema.DetokenizeRequest)
+        return JSONResponse({"content": self.service.m.tokenizer.decode(asked.tokens)})
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        one, id = self._model(), request.path_params["id"]
+        if id != one["id"]:
+            message = f"no model {id[:200]!r} here, but {one['id']!r}"
+            raise Refused(message, 404, "model", code="model_not_found")
+        return JSONResponse(one)
+
+    def _model(self) -> dict[str, Any]:
+        """The one that is served, as of when the server began."""
+        s = self.service
+        facts = {"context_length": s.context, "vocab_size": s.m.model.vocab_size, **self.facts}
+        one = {"id": s.name, "object": "model", "created": s.begun, "owned_by": "ggraph"}
+        return {**one, "meta": facts}
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 where answers can be had."""
+        worker = self.service.worker
+        if worker.failure is not None:
+            raise Refused(f"the engine has failed: {worker.failure}", 503)
+        return JSONResponse({"status": "ok", "open": worker.open, "plans_to_make": worker.cold})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def page(self, request: Request) -> Response:
+        """GET /."""
+        return HTMLResponse(self.html.read_text(encoding="utf-8"))
+
+    async def _read(self, request: Request, kind: type[B]) -> B:
+        """The body. Refused where it is too long, too slow, or not what it should be."""
+        raw = await self.bodies.read(request)
+        if self.service.settings.log_prompts:
+            LOG.info("%s %s", request.url.path, raw.decode("utf-8", "replace"))
+        return checked(lambda: kind.model_validate_json(raw))
+
+
+class EncoderApi(CommonApi):
+    """The handlers of a server whose model only reads."""
+
+    @property
+    def posts(self) -> dict[str, Handler]:
+        """Handlers of POST; who asks for text is told why there is none."""
+        return {**super().posts, **dict.fromkeys(TEXTS, self.no_text)}
+
+    @property
+    def html(self) -> Path:
+        """The page at /."""
+        return Path(__file__).with_name("encoder.html")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How long vectors are, if it makes any."""
+        m = self.service.m.model
+        return {} if m.scores else {"vector_width": m.vector_width}
+
+    async def no_text(self, request: Request) -> Response:
+        """POST to an address that answers with text."""
+        made = "scores (/v1/rerank)" if self.service.m.model.scores else "vectors (/v1/embeddings)"
+        raise Refused(f"{self.service.name} is an encoder: it makes {made} of texts, and no text")
+
+
+TEXTS = (
+    "/v1/chat/completions", "/v1/completions", "/infill", "/v1/responses",
+    "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
+)  # fmt: skip
+
+
+def checked(read: Callable[[], B]) -> B:
+    """What a client has sent. Refused where it is not what it should be."""
+    try:
+        return read()
+    except ValidationError as error:
+        raise of_validation(error) from None
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+async def while_there(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of `work`, which is given up where nobody waits for it any more."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        for t in (task, leaving):
+            t.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+def answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
+    """The handler; whatever goes wrong in it becomes one line with a status, and is counted."""
+
+    async def run(request: Request) -> Response:
+        try:
+            reply = await handler(request)
+        except Refused as error:
+            reply = as_reply(error, path)
+        except GgraphError as error:
+            reply = as_reply(Refused(str(error)), path)
+        except (Gone, ClientDisconnect):
+            reply = Response(status_code=CLOSED)
+        except asyncio.CancelledError:  # the process ends, or nobody hears this
+            return as_reply(ending(), path)
+        reply.headers.setdefault(REQUEST_ID, request_id())
+        metrics.requests.labels(path, str(reply.status_code)).inc()
+        return reply
+
+    return run
+
+
+async def unknown(request: Request, error: Exception) -> Response:
+    """What no handler took."""
+    status, where = getattr(error, "status_code", 500), request.url.path[:200]
+    if status != 405:
+        said = f"no such address: {where}" if status == 404 else "the server failed"
+        reply = as_reply(Refused(said, status), where)
+        if status >= 500:
+            id = reply.headers[REQUEST_ID]
+            LOG.error("%s failed, %s", request.url.path, id, exc_info=error)
+        return reply
+    routes = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
+    allowed = ", ".join(sorted(m for r in routes for m in r.methods))
+    said = f"{where} answers {allowed}, not {request.method}"
+    return as_reply(Refused(said, status, headers={"allow": allowed}), where)
