@@ -66,6 +66,7 @@ SWEEPS: dict[str, Sequence[float]] = {
     "ROW": (0.05, 0.1, 0.2, 0.3),
     "GUESS": (0.05, 0.1, 0.2),
     "FAR": (1.5, 2, 4),
+    "MEMORY": (32, 128, 512, 2048),
 }
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.policy import CREDIT, MOST_PAUSE, Adaptive, Fixed
-from ggraph.decode.prices import Prices
+from ggraph.decode.prices import MEMORY, ROW, Prices
 from ggraph.tensor import Array
 from models.bench.replay import Machine, Recorded, play, speed
 
@@ -266,6 +266,39 @@ def test_rows_that_were_never_measured_cost_more_than_those_that_were() -> None:
     assert prices.rows(1) == 0.0
     assert prices.rows(2) > 0.0 and prices.rows(3) < prices.rows(4) < prices.rows(9)
     assert math.isclose(prices.rows(3), 0.5, abs_tol=0.05)
+
+
+def test_a_bad_moment_does_not_end_drafting() -> None:
+    """What was slow while others used the machine is tried again, and not forgotten at once."""
+    prices = known(0.1, most=0)
+    for rows in range(2, 10):
+        for _ in range(3):
+            prices.note_step(rows, 8 * PLAIN)
+    made, sure = machine(0.1), text([8] * 60, 0.95)
+    before = play(sure, made, Adaptive(prices=prices))
+    assert before.by_rows == {1: 60} and prices.rows(2) > 1.0
+    for _ in range(2 * MEMORY):
+        prices.note_step(1, PLAIN)
+    assert prices.rows(3) == 2 * ROW
+    assert play(sure, made, Adaptive(prices=prices)).rounds < 15
+
+
+def test_low_prices_are_remembered_and_those_of_another_mode() -> None:
+    modes = ["busy"]
+    prices = Prices(lambda: modes[0])
+    for rows in (1, 5) * 60:
+        prices.note_step(rows, (1 + 0.9 * (rows - 1)) * PLAIN)
+    dear = prices.rows(5)
+    modes[0] = "idle"
+    for rows in (1, 5) * 60:
+        prices.note_step(rows, (1 + 0.01 * (rows - 1)) * PLAIN)
+    cheap = prices.rows(5)
+    for _ in range(3 * MEMORY):
+        prices.note_step(1, PLAIN)
+    assert prices.rows(5) == cheap < 4 * ROW
+    modes[0] = "busy"
+    prices.note_step(1, PLAIN)
+    assert prices.rows(5) == dear > 3.0
 
 
 def test_further_guesses_have_a_price_of_their_own() -> None:

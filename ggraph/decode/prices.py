@@ -2,17 +2,20 @@
 
 A machine that others use runs at half its speed for a while, so that what was measured now and then
 do not compare. Hence seconds are *pace* times *price*: the pace follows a step at once as far as
-its price is known, prices follow slowly. `scripts/choose_policy.py` chose the constants.
+its price is known, prices follow slowly. What seemed too dear is not done again, so that its price
+would stay as it is: it is forgotten after a while. `scripts/choose_policy.py` chose the constants.
 """
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 PACE = 0.2  # weight of the newest step in the pace
 SLOW = 0.05  # the same in a price, once it was seen often
 ROW = 0.1  # what one more row is taken to cost before any was measured
 GUESS = 0.1  # the same for a guess; further ones of a draft half of it
 FAR = 2.0  # greatest factor by which an observation counts as off
+MEMORY = 512  # steps without it after which a high price is forgotten, at most twice as many
 
 
 @dataclass(slots=True)
@@ -21,6 +24,7 @@ class Price:
 
     value: float
     seen: int = 1
+    latest: int = 0  # the step in which it was
 
     def scale(self, ratio: float) -> float:
         """One more observation, so many times the value. Returns its weight."""
@@ -39,6 +43,7 @@ class Prices:
     _steps: dict[tuple[Hashable, int], Price] = field(default_factory=dict)  # by their rows
     _guesses: dict[tuple[Hashable, str, bool], Price] = field(default_factory=dict)  # further ones?
     _extra: list[float] = field(default_factory=lambda: [0.0])  # in this mode, by rows - 1
+    _count: int = 0  # of steps
 
     def rows(self, count: int) -> float:
         """What `count` rows cost beyond one; where none was measured, one less and `ROW`."""
@@ -62,10 +67,22 @@ class Prices:
         pace = self._pace.get(mode, seconds / expected)
         ratio = min(max(seconds / (pace * expected), 1 / FAR), FAR)
         news = 0.0  # how much of what is off the price explains
+        self._count += 1
         if rows > 1:
-            news = self._steps.setdefault((mode, rows), Price(expected)).scale(ratio)
+            price = self._steps.setdefault((mode, rows), Price(expected))
+            price.latest, news = self._count, price.scale(ratio)
             del self._extra[1:]
         self._pace[mode] = pace * (1 + PACE * (1 - news) * (ratio - 1))
+        if self._count % MEMORY == 0:
+            self._forget(self._count - MEMORY)
+
+    def _forget(self, since: int) -> None:
+        """Prices that nobody has paid since then, and that are above what would be taken for them;
+        fewer rows first."""
+        old = [key for key, price in self._steps.items() if price.latest <= since]
+        for mode, rows in sorted(old, key=itemgetter(1)):
+            if mode == self._mode and self.rows(rows) > self.rows(rows - 1) + ROW:
+                del self._steps[mode, rows], self._extra[rows - 1 :]
 
     def note_guesses(self, drafter: str, count: int, seconds: float) -> None:
         """`count` guesses took `seconds` together; before any step they tell nothing."""
