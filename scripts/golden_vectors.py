@@ -10,6 +10,7 @@ texts.json with the tokenizer and modules.json, and writes beside them
   hidden states, through the modules behind it, of length 1.
 """
 
+import argparse
 import json
 import sys
 import tempfile
@@ -101,7 +102,9 @@ def expected(golden: Path, folder: Path) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Each folder that is named."""
-    for golden in map(Path, sys.argv[1:]):
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    for golden in parser.parse_args().folders:
         (golden / SHAPES).write_text(json.dumps(shapes_of(golden), indent=1) + "\n")
         with tempfile.TemporaryDirectory() as made:
             found = expected(golden, write(golden, Path(made) / "hf"))
