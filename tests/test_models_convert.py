@@ -127,6 +127,15 @@ def test_a_mix_counts_what_few_layers_have() -> None:
     assert layers_of(found, "attn_v", "q6_k") == [11, 15]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mix_counts_matrices(name: str) -> None:
+    """Whatever biases a family has beside them."""
+    shapes = {n: t.shape for n, t in open_model(GOLDEN / name).catalogue.items()}
+    bare = {n: shape for n, shape in shapes.items() if not n.endswith(".bias")}
+    found = tensor_types(shapes, "q4_k_m")
+    assert {n: found[n] for n in bare} == tensor_types(bare, "q4_k_m")
+
+
 def test_a_mix_of_eight_experts_keeps_attention_finer() -> None:
     found = mixed("q4_k_m", 8, experts=8)
     assert {t for n, t in found.items() if n.endswith(("_v.weight", "_k.weight"))} == {"q8_0"}

@@ -249,7 +249,8 @@ def _mixed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     titles = dict.fromkeys(shapes, "q4_k")
     layer = {n: int(m[1]) for n in shapes if (m := re.match(r"blk\.(\d+)\.", n))}
     inner = sorted(layer, key=layer.__getitem__)
-    values, downs = [n for n in inner if n.endswith(_VALUES)], [n for n in inner if "ffn_down" in n]
+    values = [n for n in inner if n.endswith(_VALUES)]
+    downs = [n for n in inner if re.search(r"\.ffn_down\w*\.weight$", n)]
     experts = {s[0] for n, s in shapes.items() if n.endswith(".ffn_gate_inp.weight")}
     wide = _wide(1 + max(layer.values(), default=-1))
     # of layers with experts by their number, else counted
