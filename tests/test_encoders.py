@@ -167,6 +167,19 @@ def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
     assert error < bar  # its GELU is the tanh form
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("name", ALL)
+def test_llama_cpp_reads_packed_weights(name: str, kind: str, root: Path, tmp_path: Path) -> None:
+    """Positions and kinds of parts are added, which llama.cpp does in float32 alone. It rounds rows
+    to 8 bits, which is not done here."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    out = tmp_path / "packed.gguf"
+    model_to_gguf(open_model(root / name), out, kind)
+    error, theirs, ours = apart(xllamacpp, out)
+    assert theirs == ours
+    assert error < (0.2 * np.ptp(said(name)["scores"]) if name == RERANKER else 0.05)
+
+
 def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:
     """Ids, and text of ids."""
     texts = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())

@@ -50,6 +50,7 @@ _MADE_ANEW = ("general.architecture", "general.alignment")
 PRECISE = (  # small, and read as float32 by everybody
     "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight", ".ssm_a",
     ".ssm_d", ".altup_router.weight", ".altup_predict_coef.weight", ".altup_correct_coef.weight",
+    "position_embd.weight", "token_types.weight",
 )  # fmt: skip
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 _VALUES = (".attn_v.weight", ".attn_qkv.weight", ".attn_kv_b.weight")
