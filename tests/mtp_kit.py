@@ -42,8 +42,9 @@ def with_draft_layer(name: str, folder: Path, seed: int = 0, calm: float = CALM)
 
 def _anew(like: Array, rng: np.random.Generator) -> Array:
     """Other numbers of the same spread."""
-    values: Array = like.mean() + like.std() * rng.standard_normal(like.shape)
-    return values.astype(np.float32)
+    noise = np.asarray(rng.standard_normal(like.shape))
+    values: Array = (like.mean() + like.std() * noise).astype(np.float32)
+    return values
 
 
 def _parts(rng: np.random.Generator, around: float, last: Array) -> tuple[Array, ...]:

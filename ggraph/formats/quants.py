@@ -77,8 +77,8 @@ def dequantize(raw: Array, dtype: DType) -> Array:
         bits = np.ascontiguousarray(raw).view("<u2").astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)
     if dtype in (*FP8, E8M0):
-        table: Array = _eights(dtype)
-        return table[np.ascontiguousarray(raw).view(np.uint8)]
+        values: Array = _eights(dtype)[np.ascontiguousarray(raw).view(np.uint8)]
+        return values
     decode = _DECODERS.get(dtype)
     if decode is None:
         raise FormatError(f"{dtype} has no float values; known: {', '.join(map(repr, _DECODERS))}")
