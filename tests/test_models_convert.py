@@ -150,6 +150,8 @@ def test_which_tensors_a_type_keeps_finer() -> None:
     assert few["blk.0.attn_output.weight"] == "tq2_0"
     assert tensor_type("blk.0.attn_q.weight", (64, 576), "q4_k").name == "q5_0"
     assert tensor_type("blk.0.attn_q.weight", (64, 33), "q4_k").name == "f16"
+    for added in ("position_embd.weight", "token_types.weight"):  # llama.cpp adds float32 alone
+        assert tensor_type(added, (512, 512), "q8_0").name == "f32"
 
 
 @pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_1", "q6_k", "mxfp4"])
