@@ -2,7 +2,7 @@
 tensors, and what an implementation that shares nothing with ours made of the same weights.
 
 A tensor's numbers follow from its name and their places alone, by integers whose bits no library
-decides, and each is one that half precision holds. Needs NumPy alone, and nothing of ggraph:
+decides, and each is one that half precision holds. Needs nothing of ggraph:
 `scripts/golden_vectors.py` has the same folder read by transformers.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 SHAPES, EXPECTED = "shapes.json", "expected.npz"
 WEIGHTS = "model.safetensors"
@@ -47,18 +48,5 @@ def write(golden: Path, out: Path) -> Path:
     for file, shapes in files.items():
         lead = file.removesuffix(WEIGHTS)  # two files may have a tensor of the same name
         tensors = {n: weight(lead + n, tuple(s)) for n, s in shapes.items()}
-        (out / file).write_bytes(safetensors(tensors))
+        save_file(tensors, out / file, metadata={"format": "pt"})
     return out
-
-
-def safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """A file of these, f16 (its format: huggingface.co/docs/safetensors)."""
-    held: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, t in tensors.items():
-        held[name] = {"dtype": "F16", "shape": t.shape, "data_offsets": [at, at + t.nbytes]}
-        at += t.nbytes
-    head = json.dumps(held).encode()
-    head += b" " * (-len(head) % 8)
-    data = (t.tobytes() for t in tensors.values())
-    return b"".join([len(head).to_bytes(8, "little"), head, *data])

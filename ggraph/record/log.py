@@ -15,7 +15,7 @@ from ggraph.errors import FormatError
 
 HOST_STREAM = -1  # the CPU backend computes on the calling thread
 MOST_DEVICES = 8  # that the plugin plays
-ANY_SUM = (1 << 64) - 1
+MOST, ANY_SUM = 1 << 62, (1 << 64) - 1  # of numbers, and of sums
 
 
 @dataclass(frozen=True)
@@ -220,21 +220,22 @@ def _kernel(node: list[Any]) -> Kernel:
 
 def _source(raw: list[Any]) -> Range:
     place = _range([raw[0], raw[1]], "")
-    return Range(
-        place.address, place.nbytes, str(raw[2]), _number({"writer": raw[3]}, "writer", -1)
-    )
+    return Range(place.address, place.nbytes, str(raw[2]), _whole(raw[3], "writer", least=-1))
 
 
 def _range(pair: list[int], label: str) -> Range:
     address, nbytes = pair
-    line = {"address": address, "bytes": nbytes}
-    return Range(_number(line, "address"), _number(line, "bytes"), _tensor(label))
+    return Range(_whole(address, "address"), _whole(nbytes, "bytes"), _tensor(label))
 
 
-def _number(line: dict[str, Any], key: str, least: int = 0, most: int = 1 << 62) -> int:
-    value = line[key]
+def _number(line: dict[str, Any], key: str, least: int = 0, most: int = MOST) -> int:
+    return _whole(line[key], key, least, most)
+
+
+def _whole(value: object, what: str, least: int = 0, most: int = MOST) -> int:
+    """A number of the log. ValueError where it is none, or out of its range."""
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{key}: expected a whole number from {least} to {most}, got {value!r}")
+        raise ValueError(f"{what}: expected a whole number from {least} to {most}, got {value!r}")
     return value
 
 
