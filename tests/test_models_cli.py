@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from models.cli.app import COMMANDS, app
+from models.cli.chat import _lines
 
 
 def test_generate_prints_text_and_statistics(model: Path) -> None:
@@ -367,6 +369,18 @@ def test_usage_errors_and_help() -> None:
             broken = [p for p in one.help.split("\n\n") if "\n" in p and not p.startswith(" ")]
             assert not broken, command  # the source's lines are longer than a terminal's
     assert ggraph("--version")[1].startswith("ggraph ")
+
+
+def test_an_end_that_is_typed_beneath_an_answer_ends_the_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"more\n\x04")
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr("builtins.input", lambda _: terminal.readline())
+        assert list(islice(_lines(), 2)) == ["more"]
+    os.close(ours)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("readline") is None, reason="no readline")

@@ -59,6 +59,18 @@ def test_what_is_read_is_not_written(
     assert given.read_bytes() == before and (aim.is_symlink() == (link == "symbolic"))
 
 
+@pytest.mark.parametrize(("command", "arguments"), [(c, a) for c, _, a in WRITERS])
+def test_no_file_is_called_as_standard_output_is_elsewhere(
+    command: str, arguments: list[str | Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = small_model(tmp_path / "given.gguf")
+    words = [str(a).replace("IN", str(given)).replace("OUT", "-") for a in arguments]
+    found = CliRunner().invoke(app, [*command.split(), *words]).exception
+    assert isinstance(found, InputError) and "cannot write -" in str(found), found
+    assert [f.name for f in tmp_path.iterdir()] == ["given.gguf"]
+
+
 def test_training_keeps_the_head_that_it_begins_with(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     for name in ("head.gguf", "head/model.safetensors"):

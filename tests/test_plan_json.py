@@ -155,7 +155,9 @@ def test_command_says_what_an_empty_list_proves() -> None:
 def test_command_refuses_what_is_no_plan(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text('{"format": "ggraph.plan", "version": 1}')
-    assert isinstance(RUN.invoke(app, ["verify", str(broken)]).exception, FormatError)
+    for name, where in ((str(broken), f"{broken}: plan."), ("-", "standard input: plan.")):
+        found = RUN.invoke(app, ["verify", name], input=broken.read_bytes()).exception
+        assert isinstance(found, FormatError) and str(found).startswith(where), found
     assert isinstance(RUN.invoke(app, ["verify", str(tmp_path)]).exception, InputError)
     gone = RUN.invoke(app, ["verify", str(tmp_path / "none.json")])
     assert isinstance(gone.exception, InputError)

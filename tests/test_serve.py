@@ -168,6 +168,7 @@ def test_a_chat_streams_what_it_says_whole(server: Server) -> None:
     )
     text = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
     assert text == whole.choices[0].message.content
+    assert all("usage" in p.model_fields_set and p.usage is None for p in parts[:-1])
     assert parts[-1].usage is not None
     assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
     assert [p.choices[0].finish_reason for p in parts if p.choices][-1] == "length"
@@ -184,6 +185,15 @@ def test_choices_have_seeds_of_their_own(server: Server) -> None:
         model="m", messages=TALK, max_tokens=16, seed=2, **WIDE
     )
     assert second.choices[0].message.content == texts[1]
+
+
+def test_a_seed_below_zero_is_one_like_any_but_for_minus_one(server: Server) -> None:
+    found = [
+        {said(server, "abc", 24, seed=seed, logit_bias=ENDLESS, **WIDE) for _ in range(3)}
+        for seed in (-2, -(2**63), -1)
+    ]
+    assert [len(texts) for texts in found] == [1, 1, 3]
+    assert found[0] != found[1]
 
 
 def test_stop_strings_end_a_text_before_them(server: Server) -> None:

@@ -281,6 +281,18 @@ def test_what_was_refused_is_refused(loaded: list[Loaded]) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [1, "true"])
+def test_whether_there_is_a_stream_is_said_in_one_way(loaded: list[Loaded], stream: Any) -> None:
+    """What one of client and server took for a stream, and the other not, would break off."""
+
+    async def run() -> None:
+        async with servers(loaded) as found:
+            reply = await heard(Mortal(found), TEXT, {"prompt": "a", "stream": stream})
+            assert reply[0] == 400 and b"stream: Input should be a valid boolean" in reply[1]
+
+    asyncio.run(run())
+
+
 def test_nobody_can_put_words_into_a_models_mouth(loaded: list[Loaded]) -> None:
     """Tokens that the model would not say end the answer, and none of them is shown."""
     lanes = [{"lane": 0, "events": 2, "tokens": [97, 98, 99]}]

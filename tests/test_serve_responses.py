@@ -256,3 +256,11 @@ def test_items_become_messages() -> None:
     assert [m.role for m in found] == ["user", "assistant", "tool", "tool"]
     assert [c.id for c in found[1].tool_calls or ()] == ["x", "y"]
     assert [m.tool_call_id for m in found[2:]] == ["x", "y"]
+
+
+def test_calls_side_by_side_may_be_as_many_as_items() -> None:
+    calls = [{"type": "function_call", "call_id": str(i), "name": "f"} for i in range(1000)]
+    given = [{"role": "assistant", "content": "a"}, *calls, {"role": "user", "content": "b"}]
+    found = messages_of(ResponsesRequest.model_validate({"input": given}).input)
+    assert [len(m.tool_calls or ()) for m in found] == [1000, 0]
+    assert Kept.of({}, found).messages == tuple(found)

@@ -1,12 +1,16 @@
 """`ggraph chat`: a conversation in the terminal."""
 
 import locale
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from fcntl import ioctl
 from importlib import import_module
-from typing import Annotated
+from select import select
+from termios import FIONREAD
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -165,12 +169,21 @@ def _lines() -> Iterator[str]:
             yield utf8(raw, "standard input").strip()
         return
     _editable()
-    while True:
+    while not _ended(sys.stdin):
         try:
             yield input("> ").strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return
+
+
+def _ended(stdin: TextIO) -> bool:
+    """Whether the end of the input was typed while an answer was written. The terminal then has
+    something to read that is 0 bytes long; readline, which reads keys, takes it for another key."""
+    if not select([stdin], [], [], 0)[0]:
+        return False
+    count = ioctl(stdin, FIONREAD, bytes(4))
+    return not any(count) and not os.read(stdin.fileno(), 1)
 
 
 def _editable() -> None:

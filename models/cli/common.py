@@ -317,7 +317,10 @@ def print_json(value: Any) -> None:
 
 def apart(written: Path | None, *read: Path | None) -> None:
     """InputError where what is to be written is one of the files that are `read`, or one in a
-    folder that is, under whatever name or link: it would be lost."""
+    folder that is, under whatever name or link: it would be lost. And where it is `-`, by which
+    nobody means a file."""
+    if written is not None and str(written) == "-":
+        raise InputError("cannot write -: expected the name of a file")
     for source in read:
         if written is None or source is None:
             continue

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ggraph import InputError
-from ggraph.errors import printable
+from ggraph.errors import FormatError, printable
 from ggraph.plan import Certificate, Plan
 from ggraph.plan_json import MAX_TEXT_BYTES, plan_from_json
 from ggraph.record.causes import diagnose
@@ -34,7 +34,7 @@ def verify(
     Example: ggraph plan --export plan.json && ggraph verify plan.json
     """
     apart(html, plan)
-    given = plan_from_json(_read(plan))
+    given = _plan(plan)
     verdict = examine(given)
     found = _races(given, verdict) if every else []
     diagnosis = diagnose(given) if found else None
@@ -47,6 +47,17 @@ def verify(
         _print(given, verdict, [*found, *(diagnosis.lines() if diagnosis is not None else ())])
     if isinstance(verdict, CounterExample):
         raise typer.Exit(1)
+
+
+def _plan(path: Path) -> Plan:
+    """The plan of a file, or of standard input for `-`. FormatError or InputError, which name it,
+    where it is none."""
+    raw = _read(path)
+    try:
+        return plan_from_json(raw)
+    except (FormatError, InputError) as error:
+        where = "standard input" if str(path) == "-" else path
+        raise type(error)(f"{where}: {error}") from None
 
 
 def _read(path: Path) -> bytes:

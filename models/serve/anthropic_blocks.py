@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -172,13 +173,8 @@ def conversation(body: MessagesRequest) -> list[Message]:
 
 
 def _together(turns: Sequence[Turn]) -> Iterator[tuple[str, list[Block]]]:
-    last, blocks = "", list[Block]()
-    for turn in turns:
-        if turn.role != last and last:
-            yield last, blocks
-            blocks = []
-        last, blocks = turn.role, [*blocks, *turn.blocks]
-    yield last, blocks
+    for role, in_a_row in groupby(turns, lambda turn: turn.role):
+        yield role, [block for turn in in_a_row for block in turn.blocks]
 
 
 def _lines(blocks: Sequence[Block]) -> str:

@@ -170,6 +170,6 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
 
 def _call(found: list[Message], call: ToolCall) -> None:
     """Add a call to the message before, where that is the assistant's."""
-    before = found.pop() if found and found[-1].role == "assistant" else Message(role="assistant")
-    calls = [*(before.tool_calls or ()), call]
-    found.append(Message(role="assistant", content=before.content, tool_calls=calls))
+    if not found or found[-1].role != "assistant":
+        found.append(Message(role="assistant"))
+    found[-1].tool_calls = [*(found[-1].tool_calls or ()), call]

@@ -224,7 +224,7 @@ class Service(Reader):
             ours: v for name, ours in SAMPLING.items() if (v := getattr(body, name)) is not None
         }
         seed = given.get("seed", -1)
-        given["seed"] = secrets.randbelow(1 << 31) if seed < 0 else seed
+        given["seed"] = secrets.randbelow(1 << 31) if seed == -1 else seed % (1 << 64)
         return SamplerConfig(**given)
 
     def _request(

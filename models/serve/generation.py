@@ -134,8 +134,8 @@ class Generation(Listener):
 
         async for told in self.told(asked, found, tell, wire):
             yield told
-        end, options = DONE, asked.body.stream_options
-        if options is not None and options.include_usage:
+        end = DONE
+        if d.counted:
             counted = usage(asked.answers.prompt_tokens, found)
             end = event({**d.envelope([], chunk=True), "usage": counted}) + end
         yield end
@@ -185,7 +185,8 @@ class Generation(Listener):
         service, begun = self.service, asked.going_on
         name = secrets.token_hex(12) if begun is None else begun.id
         created = int(time.time()) if begun is None else begun.created
-        return Dialect(chat, name, service.name, service.m.tokenizer, created)
+        counted = asked.stream_options is not None and asked.stream_options.include_usage
+        return Dialect(chat, name, service.name, service.m.tokenizer, created, counted)
 
 
 def _limit(*given: int | None) -> int:

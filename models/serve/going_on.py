@@ -79,8 +79,7 @@ class Telling:
             return None
         if not isinstance(asked, dict):
             return None
-        seed = asked.get("seed")
-        if seed is None or (type(seed) is int and seed < 0):
+        if asked.get("seed") in (None, -1):
             asked["seed"] = secrets.randbelow(1 << 31)
         asked["going_on"] = _begun()
         return Telling(asked, asked.get("stream") is True)

@@ -43,7 +43,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: LongText | Annotated[list[TextPart], items(MOST_LIST)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], items(128)] | None = None
+    tool_calls: Annotated[list[ToolCall], items(MOST_LIST)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: Thought = None
     function_call: Annotated[Any, only()] = None  # what was before `tool_calls`

@@ -94,6 +94,7 @@ class Dialect:
     model: str
     tokenizer: Tokenizer
     created: int  # seconds since 1970
+    counted: bool = False  # whether the last event of a stream tells `usage`, and others null
 
     @property
     def id(self) -> str:
@@ -110,6 +111,7 @@ class Dialect:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            **({"usage": None} if chunk and self.counted else {}),
             "choices": choices,
         }
 

@@ -105,14 +105,14 @@ class Sampling(Body):
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63, strict=True)] | None = None
     logit_bias: (
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(few)] | None
     ) = None
     stop: Stop | Annotated[list[Stop], items(16)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
     ignore_eos: OrNull[bool] = False
-    stream: bool | None = None
+    stream: Annotated[bool, Field(strict=True)] | None = None  # so that `Telling` reads it alike
     stream_options: StreamOptions | None = None
     priority: OrNull[Annotated[int, Field(ge=-100, le=100)]] = 0
     speculative: Speculative | None = None

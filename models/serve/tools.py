@@ -7,7 +7,7 @@ what begins the first call tells them apart, and arguments are held to the funct
 import hashlib
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -160,16 +160,18 @@ def for_template(
 
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:
     """Several calls of a message in messages of their own, with its result behind each."""
-    found = list[Message]()
+    found, told = list[Message](), set[int]()  # of results that stand behind their calls
     for i, m in enumerate(messages):
         if len(m.tool_calls or ()) < 2:
-            found += [] if any(m is other for other in found) else [m]
+            found += [] if id(m) in told else [m]
             continue
-        results = list(takewhile(lambda r: r.role == "tool", messages[i + 1 :]))
+        results = defaultdict[str | None, list[Message]](list)
+        for r in takewhile(lambda r: r.role == "tool", messages[i + 1 :]):
+            results[r.tool_call_id].append(r)
         for n, call in enumerate(m.tool_calls or ()):
             own = {"tool_calls": [call]} | ({"content": "", "reasoning_content": None} if n else {})
-            found.append(m.model_copy(update=own))
-            found += [r for r in results if r.tool_call_id == call.id]
+            found += [m.model_copy(update=own), *results[call.id]]
+            told.update(map(id, results[call.id]))
     return found
 
 
