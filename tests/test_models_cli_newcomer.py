@@ -139,6 +139,32 @@ def test_a_full_disk_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_a_signal_cuts_off_leaves_nothing_behind(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    code = (
+        "import runpy, signal, sys\n"
+        "from ggraph.formats import gguf\n"
+        "gguf.pieces = lambda *_: (print('writing', flush=True), signal.pause())\n"
+        "sys.argv[1:] = ['quantize', *sys.argv[1:]]\n"
+        "runpy.run_module('models', run_name='__main__', alter_sys=True)\n"
+    )
+    command = [sys.executable, "-c", code, model, tmp_path / "small.gguf"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        while process.stdout.readline() != "writing\n":
+            assert process.poll() is None
+        assert [f.suffix for f in tmp_path.iterdir()] == [".part"]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + number and "Traceback" not in err, err
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_was_there_stays_until_the_new_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     write_text(path, "old")

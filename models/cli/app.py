@@ -1,8 +1,8 @@
 """The runner: `ggraph COMMAND`, also `python -m models COMMAND`.
 
 One place turns every deliberate error into one line on stderr and a non-zero exit status: 2 for
-input that cannot be served, 1 for a check that failed, 130 after Ctrl-C. A reader that goes away
-(`ggraph plan --full | head`) is no error.
+input that cannot be served, 1 for a check that failed, 130 after Ctrl-C, 143 after SIGTERM. A
+reader that goes away (`ggraph plan --full | head`) is no error.
 """
 
 import io
@@ -22,6 +22,7 @@ from ggraph.backends.cpu.codegen.jit import WATCHERS
 
 from ..door import open_arch_file
 from .common import COMPILING, complain, show_warnings
+from .interrupt import STATUS, ending
 
 # Each command's module and name within it. A module is imported when its command is asked for:
 # all of them together take as long as the rest of a start.
@@ -143,12 +144,13 @@ def main() -> None:
     show_warnings()
     WATCHERS.append(COMPILING)
     try:
-        app()
+        with ending():
+            app()
     except GgraphError as error:
         complain(error)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(STATUS)
     except (OSError, MemoryError) as error:
         _drop_output()
         complain(error if str(error) else MemoryError("out of memory"))
