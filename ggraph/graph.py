@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ggraph.errors import GraphError, shown
 from ggraph.face import unscoped
 from ggraph.lazy import lazy
-from ggraph.tensor import Kind, Tensor, altered, apply, check_overwrite, line
+from ggraph.tensor import Kind, Tensor, Unchanging, altered, apply, check_overwrite, line
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -24,7 +24,7 @@ else:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class Graph(Unchanging):
     """A closed set of tensors in an order that runs, with its outputs and state updates.
 
     `tensors` holds leaves, views and results, sources before users, and every reader of a value

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -158,8 +158,24 @@ def register(spec: OpSpec) -> OpSpec:
     return spec
 
 
+class Unchanging:
+    """What never changes, so that a copy of it is itself. It is compared by identity, and its ops
+    are functions, so that other processes have to make their own: GraphError where it is pickled.
+    """
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        kind = type(self).__name__.lower()
+        raise GraphError(f"a {kind} cannot be pickled: make it in each process that needs it")
+
+
 @dataclass(frozen=True, eq=False)
-class Tensor(Face):
+class Tensor(Unchanging, Face):
     """One immutable value: a leaf (input, weight, state) or the result of an op.
 
     Tensors compare by identity. `view_src` is the non-view tensor whose bytes a view shows,

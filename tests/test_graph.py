@@ -1,5 +1,7 @@
 """The DSL's values: naming, ordering, views, overwrites, and what is refused."""
 
+import copy
+import pickle
 from itertools import pairwise
 from math import prod
 
@@ -28,6 +30,14 @@ def test_operators_build_ops_and_a_graph_names_them() -> None:
     assert g["y"].is_output and not g["add_1"].is_output
     assert repr(g["add_1"]) == "%add_1: f32[2, 3] = add(%x, %x)"
     assert g.to_networkx().number_of_edges("x", "add_1") == 2
+
+
+def test_a_copy_is_the_thing_itself_and_other_processes_make_their_own() -> None:
+    g = Graph.of({"y": input("x", (2, 3)) * 2.0})
+    for value in (g, g["y"]):
+        assert copy.copy(value) is value and copy.deepcopy([value])[0] is value
+        with pytest.raises(GraphError, match="cannot be pickled: make it in each process"):
+            pickle.dumps(value)
 
 
 def test_strides_are_bytes_and_block_rows_are_whole_blocks() -> None:
