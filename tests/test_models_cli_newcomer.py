@@ -106,6 +106,12 @@ def test_a_closed_standard_input_is_one_line(model: Path) -> None:
         assert done.stderr.splitlines() == ["ggraph: standard input is closed"]
 
 
+def test_a_closed_standard_output_is_no_fault(model: Path) -> None:
+    done = python("-m", "models", "generate", "-m", model, "Hi", before=lambda: os.close(1))
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert "peak memory" in done.stderr
+
+
 def test_a_thread_that_cannot_start_is_one_line(model: Path) -> None:
     code = (
         "import runpy, sys, threading\n"

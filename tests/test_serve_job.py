@@ -191,7 +191,8 @@ def test_what_is_no_job_is_refused_with_its_line(tmp_path: Path, text: str, says
 def test_answers_of_another_job_and_of_two_at_once_are_refused(tmp_path: Path) -> None:
     asked = [Line("a", "/v1/completions", b"{}")]
     out = tmp_path / "out"
-    for text, says in (("text\n", "is no answer"), *(
+    other = "does not end with an answer"  # a file of somebody's that has no line's end
+    for text, says in (("text\n", "is no answer"), ("text", other), ('{"id": 1}', other), *(
         (json.dumps({"custom_id": name}) + "\n", "not of this job")
         for name in ("b", [], {}, 1, None, ["a"])
     )):  # fmt: skip

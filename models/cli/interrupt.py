@@ -38,7 +38,8 @@ def answering() -> Iterator[Answering]:
     signal.signal(signal.SIGINT, state)
     try:
         yield state
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was not closed
+            sys.stdout.flush()
     finally:
         signal.signal(signal.SIGINT, before)
 

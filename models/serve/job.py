@@ -23,6 +23,7 @@ from .going_on import ANSWERS, Failed, GoingOn, Head
 from .replies import one_line
 
 URLS = (*ANSWERS, "/v1/embeddings", "/v1/rerank")
+BEGUN = b'{"id": "batch_'  # a line of answers
 # Seconds until one who was refused for lack of room asks again
 FIRST_WAIT, LONGEST_WAIT = 0.05, 5.0
 
@@ -104,8 +105,11 @@ class Results:
             except OSError:
                 raise InputError(f"{path}: another process is writing it") from None
             raw = _read(path)
-            done = _done(raw[: raw.rfind(b"\n") + 1], path, {a.custom_id for a in asked})
-            os.ftruncate(file, raw.rfind(b"\n") + 1)
+            end = raw.rfind(b"\n") + 1
+            done = _done(raw[:end], path, {a.custom_id for a in asked})
+            if not raw.startswith(BEGUN[: len(raw) - end], end):  # what is taken away was ours
+                raise InputError(f"{path} does not end with an answer of a job, or part of one")
+            os.ftruncate(file, end)
             yield Results(file, done)
             os.fsync(file)
         finally:
