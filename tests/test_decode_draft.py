@@ -34,7 +34,8 @@ def test_suffix_match_is_the_longest_repeated_suffix(text: list[int]) -> None:
     drafter = SuffixDrafter()
     drafter.begin(text[0])
     drafter.observe(text[1:], None)
-    assert drafter._automaton.match_length == longest_repeated_suffix(text)
+    known = drafter._automaton
+    assert known._states[known.match].length == longest_repeated_suffix(text)
 
 
 @given(TEXTS)

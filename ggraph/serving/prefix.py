@@ -47,15 +47,8 @@ class PrefixTree:
 
     def match(self, tokens: Sequence[int]) -> tuple[Node, list[int]]:
         """The longest beginning of `tokens` that is there: its node, and all its slots."""
-        node, at, slots, now = self.root, 0, list[int](), next(self._clock)
-        while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            same = alike(child.tokens, tokens, at)
-            if same < len(child.tokens):
-                child = self._split(child, same)
-            child.used = now
-            slots += child.slots
-            node, at = child, at + same
-        return node, slots
+        path = self._down(self.root, tokens)
+        return path[-1], [slot for node in path for slot in node.slots]
 
     def insert(
         self, node: Node, tokens: Sequence[int], slots: Sequence[int]
@@ -64,17 +57,12 @@ class PrefixTree:
         stand for them, and those of `slots` that are spare, since the tree had these tokens."""
         if len(tokens) != len(slots):
             raise InputError(f"{len(tokens)} tokens with {len(slots)} slots")
-        at, now, kept, spare = 0, next(self._clock), list[int](), list[int]()
-        while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            same = alike(child.tokens, tokens, at)
-            if same < len(child.tokens):
-                child = self._split(child, same)
-            kept += child.slots
-            spare += slots[at : at + same]
-            node, at = child, at + same
-            node.used = now
+        path = self._down(node, tokens)
+        kept = [slot for passed in path[1:] for slot in passed.slots]
+        node, at = path[-1], len(kept)
+        spare = list(slots[:at])
         if at < len(tokens):
-            new = Node(list(tokens[at:]), list(slots[at:]), node, now)
+            new = Node(list(tokens[at:]), list(slots[at:]), node, next(self._clock))
             node.children[tokens[at]] = new
             kept += new.slots
             self.size += len(new.tokens)
@@ -135,6 +123,16 @@ class PrefixTree:
             node = todo.pop()
             yield node
             todo += node.children.values()
+
+    def _down(self, node: Node, tokens: Sequence[int]) -> list[Node]:
+        """A node and those below it that tokens lead through, which are used now; the last is split
+        where they part."""
+        path, at, now = [node], 0, next(self._clock)
+        while at < len(tokens) and (child := path[-1].children.get(tokens[at])) is not None:
+            same = alike(child.tokens, tokens, at)
+            path.append(self._split(child, same) if same < len(child.tokens) else child)
+            path[-1].used, at = now, at + same
+        return path
 
     def _offer(self, node: Node) -> None:
         """Note a node that may be forgotten."""

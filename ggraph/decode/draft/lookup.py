@@ -100,11 +100,6 @@ class SuffixAutomaton:
         """The class of the longest suffix that occurred before; 0 is the empty one's."""
         return max(0, self._states[self._last].link)
 
-    @property
-    def match_length(self) -> int:
-        """Tokens of that suffix."""
-        return self._states[self.match].length
-
     def push(self, token: int) -> None:
         """Add a token; amortised constant time. Of its suffixes that occurred before, the longest
         are counted, as many as have a discount: 2, 8 and all give drafts alike, and all are the
