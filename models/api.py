@@ -46,7 +46,8 @@ class Chat:
         """The answer, piece by piece: at most `limit` tokens, ended before any text of `stop`.
 
         `chat` off goes on with the prompt as it is. `sampling` are the fields of `SamplerConfig`:
-        temp, top_k, top_p, min_p, repeat_penalty, seed. InputError for bad values, at once.
+        temp, top_k, top_p, min_p, repeat_penalty, seed. InputError for bad values, at once; and
+        for an answer that is to go on when another was begun: a `Chat` gives one at a time.
         """
         ids = self.loaded.prompt_ids(prompt, chat=chat, system=system)
         return Generation(self.loaded, ids, SamplerConfig(**sampling), limit, stop).run(None)

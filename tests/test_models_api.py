@@ -34,6 +34,21 @@ def test_a_chat_answers_as_the_runner_does(model: Path) -> None:
             chat.answer("Hello", limit=-7)
 
 
+def test_answers_in_turn_are_refused_rather_than_mixed(model: Path) -> None:
+    """Both would read the rows of the one that was begun last."""
+    with Chat(model, threads=1, ctx_size=256) as chat:
+        alone = list(chat.answer("Another", temp=0, limit=12))
+        for taken in (1, 5):
+            first = chat.answer("Hello", temp=0, limit=12)
+            for _ in range(taken):
+                next(first)
+            second = chat.answer("Another", temp=0, limit=12)
+            begun = [next(second)]
+            with pytest.raises(InputError, match="another text was begun"):
+                next(first)
+            assert [*begun, *second] == alone
+
+
 def test_the_name_is_the_same_in_a_clone(model: Path) -> None:
     code = (
         "import sys; from ggraph_models.api import Chat\n"

@@ -64,8 +64,9 @@ class Engine:
 
         `pick` chooses from what the runner brings back of a row; `accept` is told of every token
         that is kept. Plans for rounds are made behind the first token, for which nobody should wait
-        longer. InputError for an empty prompt, for one that does not fit the context, and for
-        drafters whose taps the runner does not have.
+        longer. InputError for an empty prompt, for one that does not fit the context, for drafters
+        whose taps the runner does not have, and where this text is to go on when another was begun,
+        whose rows are in the cache by then.
         """
         room = self.room(prompt)
         limit = room if limit < 0 else min(limit, room)
@@ -79,11 +80,13 @@ class Engine:
             drafts.warm(self.runner, self.runner.past + len(prompt))
         token = yield from self._prompt(prompt, pick, accept, drafts)
         if token not in self.ends and limit > 1:
+            self._check_latest(stats)
             drafts.warm(self.runner, self.runner.past)
             stats.clock.start()
             drafts.read()
             stats.clock.lap("reading")
         while token not in self.ends and stats.new_tokens < limit:
+            self._check_latest(stats)
             stats.clock.start()
             kept = self._round(token, limit - stats.new_tokens, pick, accept, drafts)
             yield from kept.tokens
@@ -107,6 +110,14 @@ class Engine:
                 f"{self.runner.context} and {self.runner.past} are in use (-c sets another)"
             )
         return self.runner.context - used + 1
+
+    def _check_latest(self, stats: Statistics) -> None:
+        """InputError where another text was begun since the one that has these."""
+        if self.statistics is not stats:
+            raise InputError(
+                "another text was begun with this engine: end one before the next, or use an "
+                "engine and a session for each"
+            )
 
     def _prompt(
         self, prompt: Sequence[int], pick: Pick, accept: Accept, drafts: Speculation
