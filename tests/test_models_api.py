@@ -3,11 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from cli_kit import ROOT
 
-from ggraph import InputError
+from ggraph import Array, InputError
 from ggraph.decode.sampler import SamplerConfig
 from models.api import Chat
 from models.bench.spec import read_prompts
@@ -47,6 +48,25 @@ def test_answers_in_turn_are_refused_rather_than_mixed(model: Path) -> None:
             with pytest.raises(InputError, match="another text was begun"):
                 next(first)
             assert [*begun, *second] == alone
+
+
+def test_another_thread_begins_a_text_behind_a_step_and_not_amid_it(model: Path) -> None:
+    others = list[Thread]()
+
+    def pick(row: Array) -> int:
+        others.append(Thread(target=chat.loaded.engine.reset))
+        others[-1].start()
+        others[-1].join(0.1)
+        assert others[-1].is_alive()
+        return int(row.argmax())
+
+    with Chat(model, threads=1, ctx_size=256) as chat:
+        text = chat.loaded.engine.generate([1, 2, 3], pick, lambda _: None, limit=4)
+        next(text)
+        others[0].join()
+        assert chat.loaded.runner.past == 0
+        with pytest.raises(InputError, match="another text was begun"):
+            next(text)
 
 
 def test_the_name_is_the_same_in_a_clone(model: Path) -> None:

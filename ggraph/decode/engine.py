@@ -5,8 +5,9 @@ decoding is the same loop with nobody who drafts. The target's own sampler choos
 that a caller cannot tell the two apart except by the clock.
 """
 
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,11 +45,14 @@ class Engine:
         self.statistics = Statistics()
         self.remembers = False
         self.early: Callable[[], bool] = lambda: False
+        self._computing = threading.RLock()  # held within a text's steps, not between tokens
         self._read: tuple[tuple[int, ...], Result] | None = None
 
     def reset(self) -> None:
-        """Forget the text in the cache; plans and weights stay."""
-        self.runner.past = 0
+        """Forget the text in the cache, which cannot go on then; plans and weights stay."""
+        with self._computing:
+            self.runner.past = 0
+            self.statistics = Statistics()
 
     @checked
     def generate(
@@ -68,27 +72,31 @@ class Engine:
         whose taps the runner does not have, and where this text is to go on when another was begun,
         whose rows are in the cache by then.
         """
-        room = self.room(prompt)
-        limit = room if limit < 0 else min(limit, room)
         drafts = drafts or Speculation()
-        drafts.check(self.runner)
-        stats = self.statistics = Statistics(prompt_tokens=len(prompt), clock=Clock(self.now))
-        if limit == 0:
-            return
-        self.runner.prepare(len(prompt))  # planning has statistics of its own
-        if self.early():
-            drafts.warm(self.runner, self.runner.past + len(prompt))
-        token = yield from self._prompt(prompt, pick, accept, drafts)
+        with self._computing:
+            room = self.room(prompt)
+            limit = room if limit < 0 else min(limit, room)
+            drafts.check(self.runner)
+            stats = self.statistics = Statistics(prompt_tokens=len(prompt), clock=Clock(self.now))
+            if limit == 0:
+                return
+            self.runner.prepare(len(prompt))  # planning has statistics of its own
+            if self.early():
+                drafts.warm(self.runner, self.runner.past + len(prompt))
+            token = self._prompt(prompt, pick, accept, drafts)
+        yield token
         if token not in self.ends and limit > 1:
-            self._check_latest(stats)
-            drafts.warm(self.runner, self.runner.past)
-            stats.clock.start()
-            drafts.read()
-            stats.clock.lap("reading")
+            with self._computing:
+                self._check_latest(stats)
+                drafts.warm(self.runner, self.runner.past)
+                stats.clock.start()
+                drafts.read()
+                stats.clock.lap("reading")
         while token not in self.ends and stats.new_tokens < limit:
-            self._check_latest(stats)
-            stats.clock.start()
-            kept = self._round(token, limit - stats.new_tokens, pick, accept, drafts)
+            with self._computing:
+                self._check_latest(stats)
+                stats.clock.start()
+                kept = self._round(token, limit - stats.new_tokens, pick, accept, drafts)
             yield from kept.tokens
             if kept.error is not None:
                 raise kept.error
@@ -121,7 +129,7 @@ class Engine:
 
     def _prompt(
         self, prompt: Sequence[int], pick: Pick, accept: Accept, drafts: Speculation
-    ) -> Generator[int, None, int]:
+    ) -> int:
         """The prompt's step and the first token; drafters will be told of both."""
         clock = self.statistics.clock
         clock.start()
@@ -131,7 +139,6 @@ class Engine:
         drafts.begin([*prompt, token], self.runner)
         clock.lap("prompt")
         self.statistics.new_tokens = 1
-        yield token
         return token
 
     def _known(self, prompt: Sequence[int]) -> Result:

@@ -85,9 +85,9 @@ class Generation:
     def _decode(self, drafting: Drafting | None) -> Iterator[int]:
         sampler, engine = Sampler(self.config, self.m.model.vocab_size), self.m.engine
         sampler.accept_all(self.ids)
-        engine.reset()
         drafts = None if drafting is None else self._speculation(drafting, sampler)
         picks = self._picks(sampler, drafts is not None and drafts.law is not None)
+        engine.reset()
         self.m.runner.picks = picks
         pick = only if picks == 1 else sampler.sample
         return engine.generate(self.ids, pick, sampler.accept, limit=self.limit, drafts=drafts)
