@@ -37,8 +37,9 @@ ENDS = ("server_error", "the server ends")
 
 def test_lines_of_a_key_file_that_are_no_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("# of the kitchen\n\n  one \n\t\n  # one\ntwo#2\n#three\n")
-    assert serve._keys(keys) == ("one", "two#2")
+    for coding in ("utf-8", "utf-8-sig"):  # the latter as programs on Windows write it
+        keys.write_text("  one \n\n# of the kitchen\n\t\n  # one\ntwo#2\n#three\n", coding)
+        assert serve._keys(keys) == ("one", "two#2")
     keys.write_text("# nothing yet\n\n")
     with pytest.raises(InputError, match="holds no API key"):
         serve._keys(keys)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -261,6 +262,25 @@ def test_what_no_model_answers_is_asked_again(loaded: list[Loaded]) -> None:
                 mortal = Mortal(found, [cut])
                 reply = await heard(mortal, "/tokenize", {"content": "abc"})
                 assert reply[0] == 200 and json.loads(b"".join(reply[1:]))["tokens"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_no_text_is_read_or_made_in_the_loop_s_thread(
+    loaded: list[Loaded], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which others wait for: a million ids take a good part of a second."""
+    tokenizer, threads = loaded[0].tokenizer, list[threading.Thread]()
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(
+            tokenizer, name, lambda *_, **__: threads.append(threading.current_thread())
+        )
+
+    async def run() -> None:
+        async with servers(loaded) as found:
+            reply = await heard(Mortal(found[:1]), path, {"content": "ab", "tokens": [97]})
+            assert reply[0] == 200 and threads and threading.current_thread() not in threads
 
     asyncio.run(run())
 

@@ -109,7 +109,8 @@ class CommonApi:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         asked = await self._read(request, schema.DetokenizeRequest)
-        return JSONResponse({"content": self.service.m.tokenizer.decode(asked.tokens)})
+        decode = partial(self.service.m.tokenizer.decode, asked.tokens)
+        return JSONResponse({"content": await run_in_threadpool(decode)})
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
