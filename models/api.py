@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ggraph.decode.sampler import SamplerConfig
+from ggraph.door import checked
 
 from .run.fetch import fetch_default
 from .run.generation import Generation
@@ -33,6 +34,7 @@ class Chat:
     def __init__(self, path: str | Path | None = None, **options: Any) -> None:
         self.loaded = load(fetch_default() if path is None else path, **options)
 
+    @checked
     def answer(
         self,
         prompt: str,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from cli_kit import ROOT
@@ -31,8 +32,13 @@ def test_a_chat_answers_as_the_runner_does(model: Path) -> None:
         assert "".join(pieces) == again == "".join(run.run(None)) != ""
         other = "".join(chat.answer("Hello", system="Be brief", temp=0, limit=12))
         assert other != again, "the system message takes part"
-        with pytest.raises(InputError):
-            chat.answer("Hello", limit=-7)
+        bad: list[dict[str, Any]] = [
+            {"limit": -7}, {"limit": 1.5}, {"system": 5}, {"stop": "a"}, {"prompt": b"Hello"},
+            {"temp": "0"},
+        ]  # fmt: skip
+        for given in bad:
+            with pytest.raises(InputError, match=r"limit|n-predict|system|stop|prompt|temp"):
+                chat.answer(**{"prompt": "Hello", **given})
 
 
 def test_answers_in_turn_are_refused_rather_than_mixed(model: Path) -> None:
