@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,14 @@ from small_model import TINY, small_model
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from ggraph.decode.engine import Engine
+from ggraph.decode.sampler import SamplerConfig
 from models.cli.app import COMMANDS, app
 from models.cli.chat import _lines
+from models.cli.draft import painted
+from models.run.drafting import DraftOptions
+from models.run.generation import Drafting, Generation, compare
+from models.run.load import load
 
 
 def test_generate_prints_text_and_statistics(model: Path) -> None:
@@ -171,6 +178,16 @@ def test_drafting_is_told_to_people(model: Path) -> None:
     assert status == 0 and out.strip()
     for word in ("plain", "speculative", "identical text", "draft", "verify", "sample", "host"):
         assert word in err
+
+
+def test_what_is_painted_is_the_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters of several tokens are whole, and it ends before what ends it."""
+    said = "a\u00e9 \U0001f30a end of it".encode()  # each byte is a token
+    monkeypatch.setattr(Engine, "generate", lambda *_, **__: iter(said))
+    with closing(load(model, threads=1)) as m:
+        run = Generation(m, [1], SamplerConfig(temp=0), 40, ["end"])
+        found = compare(run, Drafting(DraftOptions()))
+    assert painted(found).plain == found.text == "a\u00e9 \U0001f30a "
 
 
 def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> None:

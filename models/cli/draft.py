@@ -103,7 +103,7 @@ def print_comparison(
     facts = comparison_facts(m, found)
     if not as_json:
         COMPILING.clear()
-        terminal().print(painted(m, found), soft_wrap=True)
+        terminal().print(painted(found), soft_wrap=True)
         _print_figures(facts, found)
     if profile:
         facts["profile"] = profiled(m, run, drafting)
@@ -130,14 +130,12 @@ def _gain(found: Comparison) -> str:
     return f" · {found.speedup:.2f}x" if found.speedup else ""
 
 
-def painted(m: Loaded, c: Comparison) -> Text:
+def painted(c: Comparison) -> Text:
     """The text; tokens that were drafted and kept are green."""
     text = Text()
-    for i, token in enumerate(c.tokens):
+    for i, piece in enumerate(c.pieces):
         drafted = i + 1 < len(c.tokens) and c.rounds[i + 1] == c.rounds[i] > 0
-        piece = m.tokenizer.token_bytes(token).decode("utf-8", "replace")
-        if token not in m.engine.ends:
-            text.append(piece, style="green" if drafted else "")
+        text.append(piece, style="green" if drafted else "")
     return text
 
 

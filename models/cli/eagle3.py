@@ -8,6 +8,7 @@ import typer
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Generation
+from ..run.text import argument
 from .common import AsJson, ModelOptions, Prompt, note
 from .draft import DraftFlags, print_comparison
 from .flat import flat
@@ -41,5 +42,6 @@ def eagle3(
         note(f"no EAGLE-3 head for {path.stem}: drafting with suffix")
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
-        run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())
+        ends = [argument(s, "--stop") for s in stop or ()]
+        run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, ends)
         print_comparison(m, run, drafting, as_json, on.profile)

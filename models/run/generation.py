@@ -118,15 +118,21 @@ class Generation:
 @dataclass(frozen=True)
 class Comparison:
     """The same prompt, seed and process, plainly and with drafts. Seconds are those of decoding
-    after the prompt; `rounds` tells for each token which verification brought it."""
+    after the prompt; `rounds` tells for each token which verification brought it, and `pieces` what
+    may be shown of the text with it, and last what was held back until the end."""
 
-    text: str
+    pieces: Sequence[str]
     plain: Sequence[int]
     tokens: Sequence[int]
     rounds: Sequence[int]
     plain_seconds: float
     seconds: float
     speculation: Statistics
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(self.pieces)
 
     @property
     def identical(self) -> bool:
@@ -147,10 +153,10 @@ def compare(run: Generation, drafting: Drafting) -> Comparison:
     "".join(run.run(drafting))
     "".join(run.run(None))
     plain, plain_seconds = run.tokens, run.statistics.decode_seconds
-    text = "".join(run.run(drafting))
+    pieces = list(run.run(drafting))
     spent, speculation = run.statistics.decode_seconds, run.speculation
     assert speculation is not None, "a run with drafts has no statistics"
-    return Comparison(text, plain, run.tokens, run.rounds, plain_seconds, spent, speculation)
+    return Comparison(pieces, plain, run.tokens, run.rounds, plain_seconds, spent, speculation)
 
 
 def speculation_facts(s: Statistics) -> dict[str, Any]:
