@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_kit import ggraph_here
+from cli_kit import ggraph, ggraph_here
 from hf_folders import byte_level
 from mtp_kit import EXPERTS, GLM, LARGE, NEXT, QWEN, TINY2, with_draft_layer
 from safetensors.numpy import load_file, save_file
@@ -140,6 +140,14 @@ def test_they_draft_by_default_where_the_file_has_them(tmp_path: Path) -> None:
     assert DraftFlags(tree="8,2,3").drafting(path, True, path).options.names == ("mtp",)
     assert DraftFlags(draft="mtp").head_of(path) == path
     assert head_for(TINY2 / QWEN) is None
+
+
+def test_commands_that_draft_by_default_do_with_them(tmp_path: Path) -> None:
+    path = small_model(tmp_path / "m.gguf", source=with_draft_layer(QWEN, tmp_path / "hf"))
+    asked = ("-m", path, "-t", "1", "-n", "8", "--temp", "0")
+    for command, prompt in (("chat", []), ("eagle3", ["Hello"])):
+        status, out, err = ggraph(command, *asked, *prompt, stdin="Hello\n/stats\n")
+        assert status == 0 and out.strip() and "acceptance length" in err, err
 
 
 def test_a_loaded_model_drafts_with_them(tmp_path: Path) -> None:

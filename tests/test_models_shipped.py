@@ -61,5 +61,5 @@ def test_which_drafters_run_by_default(tmp_path: Path, monkeypatch: pytest.Monke
         (head, "8,2,3", ("eagle3",)),
         (None, None, ("suffix",)),
     ):
-        found = DraftFlags(tree=tree).drafting(given, wanted=True)
+        found = DraftFlags(tree=tree).drafting(given, True, path)
         assert found.options.names == names

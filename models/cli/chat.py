@@ -133,7 +133,7 @@ def chat(
     system = None if system is None else argument(system, "--system")
     path = on.path
     head = drafts.head_of(path)
-    drafting = drafts.drafting(head, True)
+    drafting = drafts.drafting(head, True, path)
     console = terminal(soft_wrap=True)
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         talk = Talk(m, sampler, drafting, n_predict, system, console)

@@ -59,12 +59,12 @@ class DraftFlags:
         wanted = "eagle3" in named if self.draft is not None else self.model_draft is None
         return head_for(model) if self.head is None and wanted else self.head
 
-    def drafting(self, head: Path | None, wanted: bool, model: Path | None = None) -> Drafting:
+    def drafting(self, head: Path | None, wanted: bool, model: Path) -> Drafting:
         """The options as one value. InputError for bad ones, and for those that would change
         nothing, as all would where no drafts are `wanted`. Without `--draft` the text's own
         repetitions draft, and where there are none the head (which alone makes trees; `model`
         itself where its own layers draft), or the smaller model alone."""
-        kind = "mtp" if head is not None and head == model else "eagle3"
+        kind = "mtp" if head == model else "eagle3"
         with_head = f"suffix,{kind}" if self.tree is None else kind
         alone = "model" if self.model_draft is not None else "suffix"
         fallback = with_head if head is not None else alone
