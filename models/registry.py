@@ -183,12 +183,20 @@ def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
     return {name: t.widened() for name, t in scales_apart(found).items()}
 
 
-def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
+def architecture_of(path: Path, checkpoint: Checkpoint) -> Architecture:
+    """Of which family a checkpoint is. ModelError where that is not known."""
+    if checkpoint.format != "gguf":
+        return _hf_architecture(path, checkpoint)
     if checkpoint.architecture not in ARCHITECTURES:
         load_installed()
     a = ARCHITECTURES.get(checkpoint.architecture)
     if a is None:
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
+    return a
+
+
+def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
+    a = architecture_of(path, checkpoint)
     unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
     bare = {f"{a.name}.{k}": v for k, v in checkpoint.metadata.items() if k in a.bare}
     told = {**unsaid, **checkpoint.metadata, **bare}

@@ -1,5 +1,6 @@
 """Layers that a model's own file holds for drafting: found in both forms, lossless, and as told."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,17 @@ def test_they_draft_by_default_where_the_file_has_them(tmp_path: Path) -> None:
     assert DraftFlags(tree="8,2,3").drafting(path, True, path).options.names == ("mtp",)
     assert DraftFlags(draft="mtp").head_of(path) == path
     assert head_for(TINY2 / QWEN) is None
+
+
+def test_layers_that_nobody_can_draft_with_are_not_asked_to(tmp_path: Path) -> None:
+    """K-EXAONE's: whoever does not name them does without."""
+    folder = tmp_path / "hf"
+    shutil.copytree(TINY2 / "exaone_moe", folder)
+    held = load_file(folder / "model.safetensors")
+    width = len(held["model.norm.weight"])
+    save_file({**held, "mtp.fc.weight": np.zeros((width, 2 * width), np.float32)},
+              folder / "model.safetensors")  # fmt: skip
+    assert open_model(folder).layer_count and head_for(folder) is None
 
 
 def test_commands_that_draft_by_default_do_with_them(tmp_path: Path) -> None:

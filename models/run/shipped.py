@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ggraph.formats import open_checkpoint
 
+from ..registry import architecture_of
+
 DATA = Path(__file__).parent.parent / "data"
 FINAL_NORM = {"gguf": "output_norm.weight", "hf": "model.norm.weight"}
 
@@ -34,12 +36,13 @@ OWN = ("mtp.fc.weight", ".eh_proj.weight")  # what layers end in that only draft
 
 def head_for(model: Path) -> Path | None:
     """The head that comes with ggraph for a model's file or folder, or that path itself where the
-    model has layers that draft; None where there is neither.
+    model has layers that draft, and such of its family are known; None where there is neither.
 
-    Raises FormatError where the model cannot be read.
+    Raises FormatError where the model cannot be read, ModelError for an unknown family.
     """
     checkpoint = open_checkpoint(model)
-    if any(name.endswith(OWN) for name in checkpoint.tensors):
+    own = any(name.endswith(OWN) for name in checkpoint.tensors)
+    if own and architecture_of(model, checkpoint).layer is not None:
         return model
     norm = checkpoint.tensors.get(FINAL_NORM[checkpoint.format])
     if norm is None:
