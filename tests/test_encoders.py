@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_kit import ggraph_here, refused_here
-from embedding_kit import ENCODERS, GOLDEN, RERANKER, encoder_folder
+from embedding_kit import ENCODERS, GOLDEN, RERANKERS, byte_tokenizer, encoder_folder
 from encoder_kit import (
     ALL,
     KINDS,
@@ -23,6 +23,7 @@ from encoder_kit import (
     client,
     even,
     left_on_cuda,
+    llama_cpp,
     opened,
     passages,
     said,
@@ -79,15 +80,17 @@ def test_vectors_are_those_of_transformers(name: str, suffix: str, root: Path) -
 
 
 @pytest.mark.parametrize("suffix", ["", ".gguf"])
-def test_scores_are_those_of_transformers(suffix: str, root: Path) -> None:
-    """Of pairs, whose second texts are told from the first."""
-    expected = said(RERANKER)["scores"]
-    with opened(root / f"{RERANKER}{suffix}") as encoder:
-        pairs = passages(RERANKER, 0)
+@pytest.mark.parametrize("name", RERANKERS)
+def test_scores_are_those_of_transformers(name: str, suffix: str, root: Path) -> None:
+    """Of pairs, whose second texts are told from the first by BERT alone."""
+    expected = said(name)["scores"]
+    with opened(root / f"{name}{suffix}") as encoder:
+        pairs = passages(name, 0)
         got = np.concatenate(encoder.vectors(pairs))
         assert np.abs(got - expected).max() < TOLERANCE * np.ptp(expected)
         blurred = [Passage(p.tokens, 0) for p in pairs]
-        assert np.abs(np.concatenate(encoder.vectors(blurred)) - expected).max() > 0.01
+        told = np.abs(np.concatenate(encoder.vectors(blurred)) - expected).max() > 0.01
+        assert told == (name == "bert_score")
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k_m", "bf16"])
@@ -161,9 +164,9 @@ def test_windows_reach_to_both_sides(root: Path, tmp_path: Path) -> None:
 def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
     """Of the file that `convert` writes: tokens, pooling and what is behind it."""
     xllamacpp = pytest.importorskip("xllamacpp")
-    error, theirs, ours = apart(xllamacpp, root / f"{name}.gguf")
+    error, theirs, ours = apart(xllamacpp, root / f"{name}.gguf", name)
     assert theirs == ours
-    bar = 2e-3 * np.ptp(said(name)["scores"]) if name == RERANKER else 1e-3
+    bar = 2e-3 * np.ptp(said(name)["scores"]) if name in RERANKERS else 1e-3
     assert error < bar  # its GELU is the tanh form
 
 
@@ -175,9 +178,9 @@ def test_llama_cpp_reads_packed_weights(name: str, kind: str, root: Path, tmp_pa
     xllamacpp = pytest.importorskip("xllamacpp")
     out = tmp_path / "packed.gguf"
     model_to_gguf(open_model(root / name), out, kind)
-    error, theirs, ours = apart(xllamacpp, out)
+    error, theirs, ours = apart(xllamacpp, out, name)
     assert theirs == ours
-    assert error < (0.2 * np.ptp(said(name)["scores"]) if name == RERANKER else 0.05)
+    assert error < (0.2 * np.ptp(said(name)["scores"]) if name in RERANKERS else 0.05)
 
 
 def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:
@@ -192,6 +195,74 @@ def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:
             assert again.decode(ids[1:]).split() == own.decode(ids[1:]).split()
     assert (again.vocabulary.prefix, again.vocabulary.suffix) == ((2,), (3,))
     assert [t.encode("") for t in (own, again)] == [[2], [2]]
+
+
+def roberta(root: Path, name: str, out: Path) -> Path:
+    """XLM-R's weights as a RoBERTa, whose tokens are bytes."""
+    folder = Path(shutil.copytree(root / name, out))
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = [config["architectures"][0].removeprefix("XLM")]
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "roberta"}))
+    byte_tokenizer(folder, "<s> $A </s>", "</s>", "<s> $A </s> </s> $B </s>")
+    return folder
+
+
+def test_roberta_is_xlm_r_with_tokens_of_bytes(root: Path, tmp_path: Path) -> None:
+    """Vectors, scores and what stands between two texts, from folders and GGUF files."""
+    folder = roberta(root, "xlm_roberta", tmp_path / "hf")
+    scores = roberta(root, "xlm_roberta_score", tmp_path / "scores")
+    for source in (folder, scores):
+        model_to_gguf(open_model(source), source.with_suffix(".gguf"), "f32")
+        for path in (source, source.with_suffix(".gguf")):
+            v = load_encoder(open_model(path)).tokenizer.vocabulary
+            assert [v.tokens[i] for i in (*v.prefix, *v.suffix, *v.between)] == [
+                "<s>", "</s>", "</s>",
+            ]  # fmt: skip
+    keys = open_checkpoint(folder.with_suffix(".gguf")).metadata
+    assert (keys["general.architecture"], keys["bert.context_length"]) == ("bert", 128)
+    for path in (folder, folder.with_suffix(".gguf")):
+        with opened(path) as encoder:
+            got = even(encoder.vectors(passages("xlm_roberta")))
+            assert spread_error(got, said("xlm_roberta")["mean"]) < TOLERANCE
+    for path in (scores, scores.with_suffix(".gguf")):
+        with opened(path) as encoder:
+            got = np.concatenate(encoder.vectors(passages("xlm_roberta_score", 0)))
+            assert np.abs(got - said("xlm_roberta_score")["scores"]).max() < TOLERANCE
+
+
+def test_llama_cpp_reads_roberta(root: Path, tmp_path: Path) -> None:
+    """Its tokens of texts and of pairs, too."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    for name in ("xlm_roberta", "xlm_roberta_score"):
+        folder = roberta(root, name, tmp_path / name)
+        model_to_gguf(open_model(folder), folder.with_suffix(".gguf"), "f32")
+    error, theirs, ours = apart(xllamacpp, tmp_path / "xlm_roberta.gguf", "xlm_roberta")
+    assert theirs == ours and error < 1e-3
+    given = {"query": "Where?", "documents": ["In the harbour.", "b"], "model": "m"}
+    told = llama_cpp(xllamacpp, tmp_path / "xlm_roberta_score.gguf").handle_rerank(given)
+    with client(tmp_path / "xlm_roberta_score.gguf") as asked:
+        own = asked.post("/v1/rerank", json=given).json()
+    assert own["usage"] == told["usage"]
+    scores = {r["index"]: 1 / (1 + np.exp(-r["relevance_score"])) for r in told["results"]}
+    for r in own["results"]:
+        assert abs(r["relevance_score"] - scores[r["index"]]) < 2e-3
+
+
+def test_positions_begin_behind_those_of_padding(root: Path, tmp_path: Path) -> None:
+    """However many those are; a table that does not hold so many more is refused."""
+    folder = Path(shutil.copytree(root / "xlm_roberta", tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    assert open_model(folder).context_length == 128
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": 3}))
+    texts = [p.tokens for p in passages("xlm_roberta")]
+    with opened(folder) as encoder:
+        assert encoder.context == 126
+        got = even(encoder.vectors([Passage(t) for t in texts]))
+        assert spread_error(got, said("xlm_roberta")["mean"]) > 0.01
+    for told, text in ((140, "position_embd.weight"), (2, "belong to no text")):
+        (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": told}))
+        with pytest.raises(ModelError, match=text), opened(folder) as encoder:
+            encoder.vectors([Passage([5])])
 
 
 CASED = {"lowercase": False, "strip_accents": None}
@@ -315,7 +386,7 @@ def test_files_that_say_otherwise_are_refused(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_classifier_of_several_classes_is_refused(root: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(root / RERANKER, tmp_path / "hf"))
+    folder = Path(shutil.copytree(root / "bert_score", tmp_path / "hf"))
     held = load_file(folder / "model.safetensors")
     save_file(
         {n: np.repeat(t, 3, 0) if n.startswith("classifier") else t for n, t in held.items()},
@@ -396,11 +467,12 @@ def test_texts_of_a_folder_are_read_as_transformers_reads_them(root: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", ["", ".gguf"])
-def test_a_reranker_judges(suffix: str, root: Path) -> None:
+@pytest.mark.parametrize("name", RERANKERS)
+def test_a_reranker_judges(name: str, suffix: str, root: Path) -> None:
     """The best first, each as if it were asked alone; and makes no vectors."""
-    pairs = json.loads((GOLDEN / "encoders" / RERANKER / "texts.json").read_text())
-    expected = 1 / (1 + np.exp(-said(RERANKER)["scores"].astype(np.float64)))
-    with client(root / f"{RERANKER}{suffix}") as asked:
+    pairs = json.loads((GOLDEN / "encoders" / name / "texts.json").read_text())
+    expected = 1 / (1 + np.exp(-said(name)["scores"].astype(np.float64)))
+    with client(root / f"{name}{suffix}") as asked:
         for (query, text), chance in zip(pairs, expected, strict=True):
             given = {"query": query, "documents": [text, {"text": "old"}, "b"], "model": "m"}
             reply = asked.post("/v1/rerank", json=given).json()
@@ -426,7 +498,7 @@ def test_a_reranker_judges(suffix: str, root: Path) -> None:
             assert refused.status_code == 400 and "is a reranker" in refused.text
         assert "vector_width" not in asked.get("/v1/models").text
         assert "it makes scores" in asked.post("/v1/completions", json={"prompt": "a"}).text
-    metadata = open_checkpoint(root / f"{RERANKER}.gguf").metadata
+    metadata = open_checkpoint(root / f"{name}.gguf").metadata
     assert metadata["bert.pooling_type"] == 4
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from tokenizers import Tokenizer as Engine
+from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
 
 from ggraph.errors import FormatError
 from ggraph.formats.strings import Pieces, Texts
+from ggraph.text.unigram import hidden
 from ggraph.text.vocab import (
     SPACE,
     NormalForm,
@@ -47,6 +49,10 @@ class HfEncoder:
         self._parsing = _engine(source)
         self._plain = _engine(source)
         self._plain.encode_special_tokens = True
+        if isinstance(self._plain.model, Unigram):  # it has markers among its tokens
+            own = json.loads(source)["model"]
+            scored = hidden(own["vocab"], frozenset(i for i, s in self.added().items() if s))
+            self._plain.model = Unigram(scored, own.get("unk_id"), bool(own.get("byte_fallback")))
         cut = self._plain.pre_tokenizer
         if isinstance(cut, Metaspace) and cut.prepend_scheme == "first":
             cut.prepend_scheme = "never"
@@ -86,6 +92,14 @@ class HfEncoder:
         before = [i for i, _ in takewhile(lambda pair: pair[1], pairs)]
         behind = [i for i, _ in takewhile(lambda pair: pair[1], reversed(pairs[len(before) :]))]
         return tuple(before), tuple(reversed(behind))
+
+    def between(self) -> tuple[int, ...]:
+        """What it puts between two texts, beside what stands behind one alone."""
+        found = self._parsing.encode("a", "a", add_special_tokens=True)
+        pairs = list(zip(found.ids, found.special_tokens_mask, strict=True))
+        texts = [at for at, (_, own) in enumerate(pairs) if not own]
+        inner = pairs[min(texts, default=0) : max(texts, default=0)]
+        return tuple(i for i, own in inner if own)[len(self.around()[1]) :]
 
     def space_prefix(self) -> SpacePrefix:
         """Where it puts spaces before texts, of which it takes the first off again."""
@@ -174,6 +188,7 @@ def _vocabulary(
         unk_id=unk,
         prefix=_prefix(before, bos, value_of(config, "add_bos_token", bool)),
         suffix=_suffix(behind, eos, value_of(config, "add_eos_token", bool)),
+        between=encoder.between(),
         space_prefix=encoder.space_prefix() if stripped else "never",
         chat_template=template,
         lstrip=lstrip,
