@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedding_kit import GOLDEN
+from embedding_kit import GOLDEN, byte_tokenizer
 from encoder_kit import said
 
 from ggraph.errors import FormatError, FormatWarning
@@ -139,6 +139,25 @@ def test_damaged_keys_are_refused(key: str, value: Any, text: str) -> None:
         keys[f"{KEY}tokens"] = [t.replace("<unk>", "<u>") for t in keys[f"{KEY}tokens"]]
     with pytest.raises(FormatError, match=text):
         Tokenizer.from_gguf(keys)
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "between"),
+    [
+        ("<s> $A </s>", "<s> $A </s> </s> $B </s>", (257,)),
+        ("<s> $A </s>", "<s> $A </s> $B </s>", ()),
+        ("<s> $A", "<s> $A <s> $B", ()),  # as of decoders
+        ("$A", "$A $B", ()),
+    ],
+)
+def test_what_stands_between_two_texts(
+    single: str, pair: str, between: tuple[int, ...], tmp_path: Path
+) -> None:
+    byte_tokenizer(tmp_path, single, "</s>", pair)
+    keys = gguf_keys(tmp_path, ROWS)
+    for t in (Tokenizer.from_hf(tmp_path), Tokenizer.from_gguf(keys)):
+        assert t.vocabulary.between == between
+    assert (f"{KEY}add_sep_token" in keys) == bool(between)
 
 
 def test_a_file_without_a_map_of_letters_reads_them_as_they_are(tmp_path: Path) -> None:

@@ -94,12 +94,14 @@ class HfEncoder:
         return tuple(before), tuple(reversed(behind))
 
     def between(self) -> tuple[int, ...]:
-        """What it puts between two texts, beside what stands behind one alone."""
+        """What it puts between two texts behind what stands behind one alone, if anything does:
+        else each begins as if there were no other."""
         found = self._parsing.encode("a", "a", add_special_tokens=True)
         pairs = list(zip(found.ids, found.special_tokens_mask, strict=True))
         texts = [at for at, (_, own) in enumerate(pairs) if not own]
         inner = pairs[min(texts, default=0) : max(texts, default=0)]
-        return tuple(i for i, own in inner if own)[len(self.around()[1]) :]
+        marks, behind = tuple(i for i, own in inner if own), self.around()[1]
+        return marks[len(behind) :] if behind and marks[: len(behind)] == behind else ()
 
     def space_prefix(self) -> SpacePrefix:
         """Where it puts spaces before texts, of which it takes the first off again."""
