@@ -265,6 +265,25 @@ def test_positions_begin_behind_those_of_padding(root: Path, tmp_path: Path) -> 
             encoder.vectors([Passage([5])])
 
 
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
+def test_a_folder_may_tell_of_what_it_was_trained_from(
+    name: str, root: Path, tmp_path: Path
+) -> None:
+    """As all-distilroberta-v1 does; where there is such a head, it is another model."""
+    folder = Path(shutil.copytree(root / name, tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    lead = config["architectures"][0].removesuffix("Model")
+    config["architectures"] = [f"{lead}ForMaskedLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with opened(folder) as encoder:
+        got = even(encoder.vectors(passages(name)))
+    assert spread_error(got, said(name)["mean"]) < TOLERANCE
+    head = {"cls.predictions.bias": np.zeros(64, np.float16)}
+    save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"cls\.predictions\.bias"):
+        open_model(folder)
+
+
 CASED = {"lowercase": False, "strip_accents": None}
 
 

@@ -90,6 +90,8 @@ def cut(tensors: Tensors, c: DecoderConfig) -> Tensors:
     return {**found, POSITIONS: changed(t, t.data[t.shape[0] - c.max_position_embeddings :])}
 
 
+# Folders of embeddings may still tell of what they were trained from: their weights have no head.
+CLASSES = ("Model", "ForSequenceClassification", "ForMaskedLM")
 POSITIONS = "position_embd.weight"
 TOPS = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
@@ -99,7 +101,7 @@ TOPS = {
     **{f"pooler.dense.{p}": f"{INNER}.{p}" for p in ("weight", "bias")},
 }
 BERT = Architecture(
-    "bert", build, ("BertModel", "BertForSequenceClassification"), causal=False,
+    "bert", build, tuple(f"Bert{end}" for end in CLASSES), causal=False,
     layer_prefix=r"(?:bert\.)?encoder\.layer\.",
     layer_names={
         **{f"attention.self.{long}": f"attn_{long[0]}" for long in ("query", "key", "value")},
@@ -124,8 +126,7 @@ BERT = Architecture(
 )  # fmt: skip
 ROBERTA = replace(
     BERT, name="roberta", written_as="bert",
-    hf=tuple(k + e for k in ("XLMRoberta", "Roberta")
-             for e in ("Model", "ForSequenceClassification")),
+    hf=tuple(lead + end for lead in ("XLMRoberta", "Roberta") for end in CLASSES),
     layer_prefix=r"(?:roberta\.)?encoder\.layer\.",
     top_names={
         **{lead + a: b for a, b in TOPS.items() for lead in ("", "roberta.")},
