@@ -21,7 +21,9 @@ from models.serve.settings import Settings
 
 TOLERANCE = 1e-4  # of the vector's spread
 KINDS = {"cls": 0, "mean": None, "last": -1}
-OWN = {"bert": "cls", "gemma_embedding": "mean", "xlm_roberta": "mean"}  # as the folder says it
+OWN = {  # pooling, as the folder says it
+    "bert": "cls", "gemma_embedding": "mean", "xlm_roberta": "mean", "modern_bert": "cls",
+}  # fmt: skip
 ALL = (*ENCODERS, *RERANKERS)
 
 

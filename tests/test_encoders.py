@@ -6,6 +6,7 @@ that are a rule (ruled_weights.py, scripts/golden_vectors.py).
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,62 @@ def test_llama_cpp_reads_roberta(root: Path, tmp_path: Path) -> None:
         assert abs(r["relevance_score"] - scores[r["index"]]) < 2e-3
 
 
+def test_a_folder_need_not_name_what_stands_around_a_text(root: Path, tmp_path: Path) -> None:
+    """As ModernBERT's, whose tokenizer tells of [CLS] and [SEP] alone: GGUF's bos and eos."""
+    folder = Path(shutil.copytree(root / "modern_bert", tmp_path / "hf"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"cls_token": "<s>"}))
+    with warnings.catch_warnings(action="error"):
+        model_to_gguf(open_model(folder), tmp_path / "m.gguf", "f32")
+    keys = open_checkpoint(tmp_path / "m.gguf").metadata
+    assert keys["tokenizer.ggml.add_bos_token"] and keys["tokenizer.ggml.add_eos_token"]
+    own, again = Tokenizer.from_hf(folder), Tokenizer.from_gguf(keys)
+    for v in (own.vocabulary, again.vocabulary):
+        assert (v.prefix, v.suffix) == ((256,), (257,))
+    assert own.encode("a </s>") == again.encode("a </s>")
+
+
+def test_llama_cpp_reads_modern_bert_s_tokens(root: Path, tmp_path: Path) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    folder = Path(shutil.copytree(root / "modern_bert", tmp_path / "hf"))
+    (folder / "tokenizer_config.json").unlink()
+    model_to_gguf(open_model(folder), tmp_path / "m.gguf", "f32")
+    error, theirs, ours = apart(xllamacpp, tmp_path / "m.gguf", "modern_bert")
+    assert theirs == ours and error < 1e-3
+
+
+def test_layers_without_windows_are_told_by_their_period_or_one_by_one(
+    root: Path, tmp_path: Path
+) -> None:
+    """By the configs of either form, and by the keys of llama.cpp's files."""
+    folder = Path(shutil.copytree(root / "modern_bert", tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    model = open_model(folder)
+    for key in ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"):
+        del config[key]
+    config["layer_types"] = [
+        f"{'sliding' if own else 'full'}_attention" for own in model.config.windowed_layers
+    ]
+    bases = {"full_attention": 160000.0, "sliding_attention": 10000.0}
+    config["rope_parameters"] = {
+        k: {"rope_type": "default", "rope_theta": v} for k, v in bases.items()
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_model(folder).config == model.config
+    held = open_checkpoint(root / "modern_bert.gguf")
+    assert held.metadata["modern-bert.rope.freq_base_swa"] == 10000.0
+    pattern = "modern-bert.attention.sliding_window_pattern"
+    for told in ({pattern: 3}, {pattern: None}, {"modern-bert.rope.freq_base_swa": None}):
+        keys = {k: v for k, v in {**held.metadata, **told}.items() if v is not None}
+        write_gguf(tmp_path / "m.gguf", keys, held.tensors.values())
+        again = open_model(tmp_path / "m.gguf").config
+        assert again.windowed_layers == (False, True, True, False, True)
+        assert again.window_rope == model.config.window_rope
+    for wrong in ({"hidden_activation": "silu"}, {"norm_bias": True}):
+        (folder / "config.json").write_text(json.dumps({**config, **wrong}))
+        with pytest.raises(ModelError, match=next(iter(wrong))):
+            open_model(folder)
+
+
 def test_positions_begin_behind_those_of_padding(root: Path, tmp_path: Path) -> None:
     """However many those are; a table that does not hold so many more is refused."""
     folder = Path(shutil.copytree(root / "xlm_roberta", tmp_path / "hf"))
@@ -442,7 +499,7 @@ def test_a_module_that_is_more_than_a_product_is_refused(
 def test_a_server_gives_vectors_and_nothing_else(name: str, suffix: str, root: Path) -> None:
     """By the pooling that the file says, or as asked for."""
     expected, ids = said(name), [p.tokens for p in passages(name)]
-    model = open_model(root / f"{name}{suffix}")
+    model, width = open_model(root / f"{name}{suffix}"), expected["mean"].shape[1]
     with client(root / f"{name}{suffix}") as asked:
         for kind in (None, *KINDS):
             given = {"input": ids} | ({} if kind is None else {"pooling": kind})
@@ -452,13 +509,12 @@ def test_a_server_gives_vectors_and_nothing_else(name: str, suffix: str, root: P
         assert reply["usage"]["prompt_tokens"] == sum(map(len, ids))
         short = asked.post("/v1/embeddings", json={"input": ids, "dimensions": 8}).json()
         assert all(len(d["embedding"]) == 8 for d in short["data"])
-        assert (
-            asked.post("/v1/embeddings", json={"input": "a", "dimensions": 65}).status_code == 400
-        )
+        wide = {"input": "a", "dimensions": width + 1}
+        assert asked.post("/v1/embeddings", json=wide).status_code == 400
         told = asked.get("/v1/models").json()["data"][0]["meta"]
         assert told == {
             "context_length": model.context_length, "vocab_size": model.vocab_size,
-            "vector_width": 64,
+            "vector_width": width,
         }  # fmt: skip
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
             refused = asked.post(path, json={"prompt": "a", "messages": []})

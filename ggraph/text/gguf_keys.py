@@ -81,6 +81,7 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
         if own.encode(_SPACES) != Tokenizer.from_gguf(keys).encode(_SPACES):
             _warn_of_spaces(folder)
         return keys
+    v = _framed(v)
     begins = v.bos_id is not None and v.prefix[:1] == (v.bos_id,)
     ranked = ranked and begins and v.space_prefix == "never"
     keys = {
@@ -156,6 +157,15 @@ def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
         **normalizer_keys(parsed.get("normalizer")),
         **{f"tokenizer.ggml.{r}_token_id": i for r, i in roles.items() if i is not None},
     }
+
+
+def _framed(v: Vocabulary) -> Vocabulary:
+    """With names for the one token before a text and the one behind it, where a folder has none, as
+    ModernBERT's: GGUF knows only of bos and eos there."""
+    if (v.bos_id, v.eos_id) != (None, None) or (len(v.prefix), len(v.suffix)) != (1, 1):
+        return v
+    (begins,), (closes,) = v.prefix, v.suffix
+    return replace(v, bos_id=begins, eos_id=closes, eos_ids=v.eos_ids | {closes})
 
 
 def _unigram(folder: Path, v: Vocabulary) -> dict[str, Any]:
