@@ -341,6 +341,47 @@ def test_a_folder_may_tell_of_what_it_was_trained_from(
         open_model(folder)
 
 
+def listed(root: Path, out: Path, **config: Any) -> Path:
+    """The BERT's folder as older ones are: its tokens are a list, and nothing else."""
+    folder = Path(shutil.copytree(root / "bert", out))
+    parsed = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").write_text("".join(f"{t}\n" for t in parsed["model"]["vocab"]))
+    return folder
+
+
+def test_a_list_of_tokens_is_read_as_bert_s(root: Path, tmp_path: Path) -> None:
+    """As of older rerankers: the same ids and text of ids, from the folder and of a GGUF file."""
+    folder = listed(root, tmp_path / "hf", do_lower_case=True)
+    texts = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())
+    model_to_gguf(open_model(folder), tmp_path / "m.gguf", "f32")
+    meant = Tokenizer.from_hf(root / "bert")
+    own = Tokenizer.from_hf(folder)
+    for t in (own, Tokenizer.from_gguf(open_checkpoint(tmp_path / "m.gguf").metadata)):
+        assert (t.vocabulary.prefix, t.vocabulary.suffix, t.vocabulary.between) == ((2,), (3,), ())
+        for text in (*texts, "[CLS]x [MASK]", "the   sea\u2028waves"):
+            for special in (False, True):
+                assert t.encode(text, special=special) == meant.encode(text, special=special)
+    assert own.decode(own.encode("the sea, by night")[1:]) == "the sea, by night"
+    cased = Tokenizer.from_hf(listed(root, tmp_path / "cased", do_lower_case=False))
+    assert cased.encode("The sea") != own.encode("The sea") == cased.encode("the sea")
+
+
+def test_a_list_of_other_tokens_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"vocab\.txt of BertJapaneseTokenizer without"):
+        Tokenizer.from_hf(listed(root, tmp_path / "ja", tokenizer_class="BertJapaneseTokenizer"))
+    with pytest.raises(FormatError, match=r"do_lower_case: expected true or false"):
+        Tokenizer.from_hf(listed(root, tmp_path / "odd", do_lower_case="yes"))
+    folder = listed(root, tmp_path / "few")
+    (folder / "vocab.txt").write_text("<s>\n[UNK]\n[PAD]\n[MASK]\n[CLS]\n")
+    with pytest.raises(FormatError, match=r"vocab.txt: no \[SEP\]"):
+        Tokenizer.from_hf(folder)
+    (folder / "vocab.txt").unlink()
+    told = refused_here("convert", folder, "--out", tmp_path / "m.gguf")
+    assert "has no tokenizer" in told
+
+
 CASED = {"lowercase": False, "strip_accents": None}
 
 

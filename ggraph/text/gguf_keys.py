@@ -10,7 +10,6 @@ says where it reads other ids.
 Source of the keys: the GGUF specification (ggml `docs/gguf.md`).
 """
 
-import json
 import warnings
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 
 from ggraph.errors import FormatError, FormatWarning
 from ggraph.text.bpe import word_cutter
-from ggraph.text.hf import HfEncoder, load_hf
+from ggraph.text.hf import HfEncoder, load_hf, parsed_tokenizer
 from ggraph.text.pre import PRE_TOKENIZERS
 from ggraph.text.tokenizer import Tokenizer
 from ggraph.text.unigram import CHARSMAP, LEADS, ONE_SPACE, charsmap_of
@@ -71,11 +70,12 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
     other ids than ggraph.
     """
     encoder, v = load_hf(folder, size)
-    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    parsed = parsed_tokenizer(folder)
+    model = parsed["model"]
     if len(v.tokens) > size:
         raise FormatError(f"{folder}: the tokenizer has {len(v.tokens)} ids, the model {size} rows")
     if model.get("type") in ("WordPiece", "Unigram"):
-        keys = (_word_piece if model["type"] == "WordPiece" else _unigram)(folder, v)
+        keys = (_word_piece if model["type"] == "WordPiece" else _unigram)(folder, v, parsed)
         own = Tokenizer(v, encoder, encoder.encode_special)
         _read_back(folder, keys, own)
         if own.encode(_SPACES) != Tokenizer.from_gguf(keys).encode(_SPACES):
@@ -133,13 +133,12 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, **merges}
 
 
-def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
+def _word_piece(folder: Path, v: Vocabulary, parsed: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a WordPiece vocabulary. FormatError where texts do not stand between two tokens
     as BERT's do. By eos without sep llama.cpp ends both of two texts as these do."""
     if (len(v.prefix), len(v.suffix)) != (1, 1):
         raise FormatError(f"{folder}: {_NO_FORM} texts between {v.prefix} and {v.suffix}")
     begins, closes = v.prefix[0], v.suffix[0]
-    parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     named = {"[PAD]": "padding", "[MASK]": "mask"}
     roles = {
         "bos": begins, "cls": begins, "eos": closes, "seperator": closes,
@@ -168,11 +167,10 @@ def _framed(v: Vocabulary) -> Vocabulary:
     return replace(v, bos_id=begins, eos_id=closes, eos_ids=v.eos_ids | {closes})
 
 
-def _unigram(folder: Path, v: Vocabulary) -> dict[str, Any]:
+def _unigram(folder: Path, v: Vocabulary, parsed: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a Unigram vocabulary, where white space only tells words apart: so SentencePiece
     has it for XLM-R, and transformers whatever a folder says. FormatError where texts do not stand
     between two tokens."""
-    parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model, charsmap = parsed["model"], charsmap_of(parsed.get("normalizer"))
     if (len(v.prefix), len(v.suffix)) != (1, 1) or model.get("byte_fallback"):
         raise FormatError(f"{folder}: {_NO_FORM} Unigram between {v.prefix} and {v.suffix}")

@@ -31,7 +31,7 @@ from ggraph.text.vocab import (
     spm_pieces,
     value_of,
 )
-from ggraph.text.wordpiece import word_piece
+from ggraph.text.wordpiece import bert_source, word_piece
 
 _MAX_ID = 1 << 24  # far above any vocabulary: a larger id is a damaged file, not a big table
 
@@ -134,15 +134,32 @@ def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
     """The encoder and the vocabulary of `folder`, of at least `size` ids (a model may have more
     rows than its tokenizer has texts). FormatError when a file is missing or bad."""
     folder = Path(folder)
-    source = _text(folder / "tokenizer.json")
+    config = _optional_object(folder / "tokenizer_config.json")
+    source = _source(folder, config)
     parsed = _object(source, folder / "tokenizer.json")
     if _marked(parsed):
         source = json.dumps(parsed)
     encoder = HfEncoder(source)
-    config = _optional_object(folder / "tokenizer_config.json")
     generation = _optional_object(folder / "generation_config.json")
     template = _template(folder, config)
     return encoder, _vocabulary(encoder, size, parsed, config, generation, template)
+
+
+def tokenizer_file(folder: Path) -> Path | None:
+    """What a folder tells of its tokens by, if anything: BERT's older ones have a list alone."""
+    names = ("tokenizer.json", "vocab.txt")
+    return next((folder / n for n in names if (folder / n).is_file()), None)
+
+
+def parsed_tokenizer(folder: Path) -> dict[str, Any]:
+    """A folder's tokenizer.json, or what stands for it. FormatError where there is none."""
+    config = _optional_object(folder / "tokenizer_config.json")
+    return _object(_source(folder, config), folder / "tokenizer.json")
+
+
+def _source(folder: Path, config: Mapping[str, Any]) -> str:
+    path = tokenizer_file(folder) or folder / "tokenizer.json"
+    return bert_source(_text(path), config) if path.suffix == ".txt" else _text(path)
 
 
 def _marked(parsed: Mapping[str, Any]) -> bool:
