@@ -263,12 +263,28 @@ def test_a_folder_need_not_name_what_stands_around_a_text(root: Path, tmp_path: 
     assert own.encode("a </s>") == again.encode("a </s>")
 
 
-def test_llama_cpp_reads_modern_bert_s_tokens(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "pre"), [("modern_bert", "modern-bert"), ("roberta", "roberta-bpe")]
+)
+def test_files_of_llama_cpp_s_converter_name_the_cut_otherwise(
+    name: str, pre: str, root: Path, tmp_path: Path
+) -> None:
+    """As GPT-2's; llama.cpp reads such a file as it is read here."""
+    folder = tmp_path / "hf"
+    if name == "roberta":
+        roberta(root, "xlm_roberta", folder)
+    else:
+        shutil.copytree(root / name, folder)
+        (folder / "tokenizer_config.json").unlink()
+    model_to_gguf(open_model(folder), tmp_path / "own.gguf", "f32")
+    held = open_checkpoint(tmp_path / "own.gguf")
+    named = {**held.metadata, "tokenizer.ggml.pre": pre}
+    write_gguf(tmp_path / "m.gguf", named, held.tensors.values())
+    own, again = (Tokenizer.from_gguf(m) for m in (held.metadata, named))
+    text = "They'll see  1234 waves,\n\nby night"
+    assert again.encode(text) == own.encode(text) and len(again.encode(text)) > 9
     xllamacpp = pytest.importorskip("xllamacpp")
-    folder = Path(shutil.copytree(root / "modern_bert", tmp_path / "hf"))
-    (folder / "tokenizer_config.json").unlink()
-    model_to_gguf(open_model(folder), tmp_path / "m.gguf", "f32")
-    error, theirs, ours = apart(xllamacpp, tmp_path / "m.gguf", "modern_bert")
+    error, theirs, ours = apart(xllamacpp, tmp_path / "m.gguf", name)
     assert theirs == ours and error < 1e-3
 
 

@@ -173,4 +173,6 @@ def test_a_text_ends_with_eos_unless_a_file_says_otherwise() -> None:
     for name in ("add_eos_token", "add_bos_token", "add_sep_token"):
         del keys[f"{KEY}{name}"]
     v = Tokenizer.from_gguf(keys).vocabulary
-    assert (v.prefix, v.suffix, v.between) == ((), (2,), ())
+    assert (v.prefix, v.suffix, v.between) == ((), (2,), (2,))
+    v = Tokenizer.from_gguf({**keys, f"{KEY}add_sep_token": False}).vocabulary
+    assert v.between == ()
