@@ -162,8 +162,8 @@ class Tokenizer:
 
     @classmethod
     def _unigram(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """A text ends with eos unless a file says otherwise (source: llama.cpp), and two of them have
-        a separator between them, too, of which early files say nothing: so XLM-R was trained."""
+        """A text ends with eos unless a file says otherwise (source: llama.cpp), and two have a
+        separator between them, too, of which early files say nothing: so XLM-R was trained."""
         told = {"tokenizer.ggml.add_eos_token": True, ADD_SEP: True, **metadata}
         vocabulary = vocabulary_from_gguf(told, byte_level=False, add_bos=False)
         tokens = vocabulary.tokens
