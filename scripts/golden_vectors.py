@@ -1,4 +1,4 @@
-"""Have transformers say what models of ruled weights give: scripts/golden_vectors.py FOLDER ..
+"""Have transformers say what encoders give: scripts/golden_vectors.py [--of MODEL] FOLDER ..
 
 Needs torch and transformers (5.24 made what is stored) in an environment of their own, and nothing
 of ggraph. Of each folder of tests/golden/encoders it takes the config and, where there are such,
@@ -8,6 +8,9 @@ texts.json with the tokenizer and modules.json, and writes beside them
 - expected.npz: `ids` i32 [N, L], -1 behind a text's end; where a class gives scores `types` i32
   [N, L] and `scores` f32 [N]; else `cls`, `mean` and `last`, f32 [N, V]: that pooling of the last
   hidden states, through the modules behind it, of length 1.
+
+With `--of` it is a released model's folder that gives them, of FOLDER's texts.json, and only
+expected.npz is written.
 """
 
 import argparse
@@ -56,9 +59,8 @@ def shapes_of(folder: Path) -> dict[str, dict[str, list[int]]]:
     }
 
 
-def inputs_of(folder: Path, vocabulary: int) -> list[dict[str, torch.Tensor]]:
-    """What is read: the folder's texts, of which some may be pairs, or ids by the rule."""
-    texts = folder / "texts.json"
+def inputs_of(folder: Path, texts: Path, vocabulary: int) -> list[dict[str, torch.Tensor]]:
+    """What is read: texts, of which some may be pairs, or where there are none ids by the rule."""
     if not texts.is_file():
         drawn = [bits(f"ids.{n}", n) % np.uint64(vocabulary) for n in LENGTHS]
         return [{"input_ids": torch.tensor(d.astype(np.int64))[None]} for d in drawn]
@@ -86,17 +88,17 @@ def vectors(folder: Path, states: torch.Tensor) -> dict[str, np.ndarray]:
     return {kind: F.normalize(v, dim=0).numpy() for kind, v in pooled.items()}
 
 
-def expected(golden: Path, folder: Path) -> dict[str, np.ndarray]:
+def expected(folder: Path, texts: Path) -> dict[str, np.ndarray]:
     """What the model in `folder` makes of its inputs."""
-    model = model_class(golden).from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = inputs_of(golden, model.config.vocab_size)
+    model = model_class(folder).from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = inputs_of(folder, texts, model.config.vocab_size)
     found = {"ids": padded([i["input_ids"] for i in inputs])}
     with torch.no_grad():
         given = [model(**i) for i in inputs]
     if hasattr(given[0], "logits"):
         found["types"] = padded([i["token_type_ids"] for i in inputs])
         return {**found, "scores": np.array([g.logits[0, 0] for g in given], np.float32)}
-    made = [vectors(golden, g.last_hidden_state[0]) for g in given]
+    made = [vectors(folder, g.last_hidden_state[0]) for g in given]
     return {**found, **{kind: np.stack([m[kind] for m in made]) for kind in made[0]}}
 
 
@@ -104,10 +106,16 @@ def main() -> None:
     """Each folder that is named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    for golden in parser.parse_args().folders:
-        (golden / SHAPES).write_text(json.dumps(shapes_of(golden), indent=1) + "\n")
+    parser.add_argument("--of", type=Path, metavar="MODEL", help="folder of a released model")
+    asked = parser.parse_args()
+    if asked.of and dense_shapes(asked.of):
+        parser.error(f"{asked.of} has modules behind its pooling, which are not read here")
+    for golden in asked.folders:
+        if asked.of is None:
+            (golden / SHAPES).write_text(json.dumps(shapes_of(golden), indent=1) + "\n")
         with tempfile.TemporaryDirectory() as made:
-            found = expected(golden, write(golden, Path(made) / "hf"))
+            folder = asked.of or write(golden, Path(made) / "hf")
+            found = expected(folder, golden / "texts.json")
         np.savez(golden / EXPECTED, allow_pickle=False, **found)
         print(golden, {k: v.shape for k, v in found.items()})
 

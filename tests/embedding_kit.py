@@ -30,8 +30,8 @@ def embedding_folder(name: str, out: Path) -> Path:
     return pooled(out, {f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False})
 
 
-ENCODERS = ("bert", "gemma_embedding")
-RERANKER = "bert_score"
+ENCODERS = ("bert", "gemma_embedding", "xlm_roberta", "modern_bert")
+RERANKERS = ("bert_score", "xlm_roberta_score")
 
 
 def encoder_folder(name: str, out: Path) -> Path:
@@ -42,8 +42,8 @@ def encoder_folder(name: str, out: Path) -> Path:
     return out
 
 
-def byte_tokenizer(out: Path, single: str, eos: str) -> None:
-    """A tokenizer of bytes for a model of 320 tokens, which puts that around a text."""
+def byte_tokenizer(out: Path, single: str, eos: str, pair: str = "$A $B") -> None:
+    """A tokenizer of bytes for a model of 320 tokens, which puts that around a text, or two."""
     engine = Tokenizer(models.BPE({c: i for i, c in enumerate(byte_alphabet())}, []))
     split = pre_tokenizers.Split(Regex(QWEN2), "isolated")
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -51,7 +51,7 @@ def byte_tokenizer(out: Path, single: str, eos: str) -> None:
     engine.decoder = decoders.ByteLevel()
     engine.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     ids = [(t, engine.token_to_id(t)) for t in SPECIAL]
-    template = processors.TemplateProcessing(single=single, special_tokens=ids)
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
     engine.post_processor = processors.Sequence(
         [processors.ByteLevel(trim_offsets=False), template]
     )

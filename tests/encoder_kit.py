@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from embedding_kit import ENCODERS, GOLDEN, RERANKER
+from embedding_kit import ENCODERS, GOLDEN, RERANKERS
 from starlette.testclient import TestClient
 from test_cuda_models import left_to_the_cpu, planned
 
@@ -21,8 +21,10 @@ from models.serve.settings import Settings
 
 TOLERANCE = 1e-4  # of the vector's spread
 KINDS = {"cls": 0, "mean": None, "last": -1}
-OWN = {"bert": "cls", "gemma_embedding": "mean"}  # pooling, as the folder says it
-ALL = (*ENCODERS, RERANKER)
+OWN = {  # pooling, as the folder says it
+    "bert": "cls", "gemma_embedding": "mean", "xlm_roberta": "mean", "modern_bert": "cls",
+}  # fmt: skip
+ALL = (*ENCODERS, *RERANKERS)
 
 
 def said(name: str) -> dict[str, np.ndarray]:
@@ -87,7 +89,7 @@ def client(path: Path, parallel: int = 4) -> Iterator[TestClient]:
 def largest_error(path: Path, name: str) -> float:
     """Of all vectors by every pooling, or of scores, in units of the spread."""
     with opened(path) as encoder:
-        if name == RERANKER:
+        if name in RERANKERS:
             scores = np.concatenate(encoder.vectors(passages(name, 0)))
             return spread_error(scores[None], said(name)["scores"][None])
         made = ((even(encoder.vectors(passages(name, KINDS[k]))), said(name)[k]) for k in KINDS)
@@ -115,15 +117,15 @@ def left_on_cuda(path: Path) -> list[str]:
     return [label for g in graphs for label in left_to_the_cpu(planned(g, 1))]
 
 
-def apart(xllamacpp: Any, path: Path) -> tuple[float, int, int]:
+def apart(xllamacpp: Any, path: Path, name: str) -> tuple[float, int, int]:
     """The largest difference of a number of a vector from llama.cpp's, of texts that were stored,
     and how many tokens each has read; of a reranker that of a score, where both of two texts are
     first ones, as they are to llama.cpp."""
     peer = llama_cpp(xllamacpp, path)
     if open_model(path).scores:
-        pairs = json.loads((GOLDEN / "encoders" / RERANKER / "texts.json").read_text())
+        pairs = json.loads((GOLDEN / "encoders" / name / "texts.json").read_text())
         told = [peer.handle_rerank({"query": q, "documents": [d]}) for q, d in pairs]
-        texts = [Passage(p.tokens, 0) for p in passages(RERANKER)]
+        texts = [Passage(p.tokens, 0) for p in passages(name)]
         with opened(path) as encoder:
             own = np.concatenate(encoder.vectors(texts))
         found = np.array([t["results"][0]["relevance_score"] for t in told])

@@ -91,7 +91,10 @@ def test_few_rows_are_exact_for_every_architecture(name: str, tmp_path: Path) ->
     assert graphs, "plans are replayed as graphs"
 
 
-@pytest.mark.parametrize("name", ["bert", "bert_score", "gemma_embedding"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "bert_score", "gemma_embedding", "xlm_roberta", "xlm_roberta_score", "modern_bert"],
+)
 def test_encoders_give_the_golden_vectors(name: str, tmp_path: Path) -> None:
     """By few rows, in float32; and together, as prompts are, rounded to 16 bits."""
     folder = write(GOLDEN / "encoders" / name, tmp_path / "hf")

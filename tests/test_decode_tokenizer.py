@@ -340,7 +340,10 @@ def bad_metadata():
     k = "tokenizer.ggml."
     return {
         "no model": (bpe | {k + "model": None}, "tokenizer.ggml.model"),
-        "other model": (bpe | {k + "model": "t5"}, "gpt2 .* llama .* gemma4 .*bert .*'t5'"),
+        "other model": (
+            bpe | {k + "model": "rwkv"},
+            "gpt2 .* llama .* gemma4 .*bert .*t5 .*'rwkv'",
+        ),
         "no word": (bpe | {k + "model": "bert", k + "unknown_token_id": -1}, "unknown_token_id"),
         "lowercase": (
             bpe | {k + "model": "bert", k + "normalizer.lowercase": 2.5, k + "unknown_token_id": 0},

@@ -6,6 +6,7 @@ that are a rule (ruled_weights.py, scripts/golden_vectors.py).
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_kit import ggraph_here, refused_here
-from embedding_kit import ENCODERS, GOLDEN, RERANKER, encoder_folder
+from embedding_kit import ENCODERS, GOLDEN, RERANKERS, byte_tokenizer, encoder_folder
 from encoder_kit import (
     ALL,
     KINDS,
@@ -23,6 +24,7 @@ from encoder_kit import (
     client,
     even,
     left_on_cuda,
+    llama_cpp,
     opened,
     passages,
     said,
@@ -79,15 +81,17 @@ def test_vectors_are_those_of_transformers(name: str, suffix: str, root: Path) -
 
 
 @pytest.mark.parametrize("suffix", ["", ".gguf"])
-def test_scores_are_those_of_transformers(suffix: str, root: Path) -> None:
-    """Of pairs, whose second texts are told from the first."""
-    expected = said(RERANKER)["scores"]
-    with opened(root / f"{RERANKER}{suffix}") as encoder:
-        pairs = passages(RERANKER, 0)
+@pytest.mark.parametrize("name", RERANKERS)
+def test_scores_are_those_of_transformers(name: str, suffix: str, root: Path) -> None:
+    """Of pairs, whose second texts are told from the first by BERT alone."""
+    expected = said(name)["scores"]
+    with opened(root / f"{name}{suffix}") as encoder:
+        pairs = passages(name, 0)
         got = np.concatenate(encoder.vectors(pairs))
         assert np.abs(got - expected).max() < TOLERANCE * np.ptp(expected)
         blurred = [Passage(p.tokens, 0) for p in pairs]
-        assert np.abs(np.concatenate(encoder.vectors(blurred)) - expected).max() > 0.01
+        told = np.abs(np.concatenate(encoder.vectors(blurred)) - expected).max() > 0.01
+        assert told == (name == "bert_score")
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k_m", "bf16"])
@@ -161,9 +165,9 @@ def test_windows_reach_to_both_sides(root: Path, tmp_path: Path) -> None:
 def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
     """Of the file that `convert` writes: tokens, pooling and what is behind it."""
     xllamacpp = pytest.importorskip("xllamacpp")
-    error, theirs, ours = apart(xllamacpp, root / f"{name}.gguf")
+    error, theirs, ours = apart(xllamacpp, root / f"{name}.gguf", name)
     assert theirs == ours
-    bar = 2e-3 * np.ptp(said(name)["scores"]) if name == RERANKER else 1e-3
+    bar = 2e-3 * np.ptp(said(name)["scores"]) if name in RERANKERS else 1e-3
     assert error < bar  # its GELU is the tanh form
 
 
@@ -175,9 +179,9 @@ def test_llama_cpp_reads_packed_weights(name: str, kind: str, root: Path, tmp_pa
     xllamacpp = pytest.importorskip("xllamacpp")
     out = tmp_path / "packed.gguf"
     model_to_gguf(open_model(root / name), out, kind)
-    error, theirs, ours = apart(xllamacpp, out)
+    error, theirs, ours = apart(xllamacpp, out, name)
     assert theirs == ours
-    assert error < (0.2 * np.ptp(said(name)["scores"]) if name == RERANKER else 0.05)
+    assert error < (0.2 * np.ptp(said(name)["scores"]) if name in RERANKERS else 0.05)
 
 
 def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:
@@ -192,6 +196,206 @@ def test_word_piece_of_a_gguf_file_is_that_of_the_folder(root: Path) -> None:
             assert again.decode(ids[1:]).split() == own.decode(ids[1:]).split()
     assert (again.vocabulary.prefix, again.vocabulary.suffix) == ((2,), (3,))
     assert [t.encode("") for t in (own, again)] == [[2], [2]]
+
+
+def roberta(root: Path, name: str, out: Path) -> Path:
+    """XLM-R's weights as a RoBERTa, whose tokens are bytes."""
+    folder = Path(shutil.copytree(root / name, out))
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = [config["architectures"][0].removeprefix("XLM")]
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "roberta"}))
+    byte_tokenizer(folder, "<s> $A </s>", "</s>", "<s> $A </s> </s> $B </s>")
+    return folder
+
+
+def test_roberta_is_xlm_r_with_tokens_of_bytes(root: Path, tmp_path: Path) -> None:
+    """Vectors, scores and what stands between two texts, from folders and GGUF files."""
+    folder = roberta(root, "xlm_roberta", tmp_path / "hf")
+    scores = roberta(root, "xlm_roberta_score", tmp_path / "scores")
+    for source in (folder, scores):
+        model_to_gguf(open_model(source), source.with_suffix(".gguf"), "f32")
+        for path in (source, source.with_suffix(".gguf")):
+            v = load_encoder(open_model(path)).tokenizer.vocabulary
+            assert [v.tokens[i] for i in (*v.prefix, *v.suffix, *v.between)] == [
+                "<s>", "</s>", "</s>",
+            ]  # fmt: skip
+    keys = open_checkpoint(folder.with_suffix(".gguf")).metadata
+    assert (keys["general.architecture"], keys["bert.context_length"]) == ("bert", 128)
+    for path in (folder, folder.with_suffix(".gguf")):
+        with opened(path) as encoder:
+            got = even(encoder.vectors(passages("xlm_roberta")))
+            assert spread_error(got, said("xlm_roberta")["mean"]) < TOLERANCE
+    for path in (scores, scores.with_suffix(".gguf")):
+        with opened(path) as encoder:
+            got = np.concatenate(encoder.vectors(passages("xlm_roberta_score", 0)))
+            assert np.abs(got - said("xlm_roberta_score")["scores"]).max() < TOLERANCE
+
+
+def test_llama_cpp_reads_roberta(root: Path, tmp_path: Path) -> None:
+    """Its tokens of texts and of pairs, too."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    for name in ("xlm_roberta", "xlm_roberta_score"):
+        folder = roberta(root, name, tmp_path / name)
+        model_to_gguf(open_model(folder), folder.with_suffix(".gguf"), "f32")
+    error, theirs, ours = apart(xllamacpp, tmp_path / "xlm_roberta.gguf", "xlm_roberta")
+    assert theirs == ours and error < 1e-3
+    given = {"query": "Where?", "documents": ["In the harbour.", "b"], "model": "m"}
+    told = llama_cpp(xllamacpp, tmp_path / "xlm_roberta_score.gguf").handle_rerank(given)
+    with client(tmp_path / "xlm_roberta_score.gguf") as asked:
+        own = asked.post("/v1/rerank", json=given).json()
+    assert own["usage"] == told["usage"]
+    scores = {r["index"]: 1 / (1 + np.exp(-r["relevance_score"])) for r in told["results"]}
+    for r in own["results"]:
+        assert abs(r["relevance_score"] - scores[r["index"]]) < 2e-3
+
+
+def test_a_folder_need_not_name_what_stands_around_a_text(root: Path, tmp_path: Path) -> None:
+    """As ModernBERT's, whose tokenizer tells of [CLS] and [SEP] alone: GGUF's bos and eos."""
+    folder = Path(shutil.copytree(root / "modern_bert", tmp_path / "hf"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"cls_token": "<s>"}))
+    with warnings.catch_warnings(action="error"):
+        model_to_gguf(open_model(folder), tmp_path / "m.gguf", "f32")
+    keys = open_checkpoint(tmp_path / "m.gguf").metadata
+    assert keys["tokenizer.ggml.add_bos_token"] and keys["tokenizer.ggml.add_eos_token"]
+    own, again = Tokenizer.from_hf(folder), Tokenizer.from_gguf(keys)
+    for v in (own.vocabulary, again.vocabulary):
+        assert (v.prefix, v.suffix) == ((256,), (257,))
+    assert own.encode("a </s>") == again.encode("a </s>")
+
+
+@pytest.mark.parametrize(
+    ("name", "pre"), [("modern_bert", "modern-bert"), ("roberta", "roberta-bpe")]
+)
+def test_files_of_llama_cpp_s_converter_name_the_cut_otherwise(
+    name: str, pre: str, root: Path, tmp_path: Path
+) -> None:
+    """As GPT-2's; llama.cpp reads such a file as it is read here."""
+    folder = tmp_path / "hf"
+    if name == "roberta":
+        roberta(root, "xlm_roberta", folder)
+    else:
+        shutil.copytree(root / name, folder)
+        (folder / "tokenizer_config.json").unlink()
+    model_to_gguf(open_model(folder), tmp_path / "own.gguf", "f32")
+    held = open_checkpoint(tmp_path / "own.gguf")
+    named = {**held.metadata, "tokenizer.ggml.pre": pre}
+    write_gguf(tmp_path / "m.gguf", named, held.tensors.values())
+    own, again = (Tokenizer.from_gguf(m) for m in (held.metadata, named))
+    text = "They'll see  1234 waves,\n\nby night"
+    assert again.encode(text) == own.encode(text) and len(again.encode(text)) > 9
+    xllamacpp = pytest.importorskip("xllamacpp")
+    error, theirs, ours = apart(xllamacpp, tmp_path / "m.gguf", name)
+    assert theirs == ours and error < 1e-3
+
+
+def test_layers_without_windows_are_told_by_their_period_or_one_by_one(
+    root: Path, tmp_path: Path
+) -> None:
+    """By the configs of either form, and by the keys of llama.cpp's files."""
+    folder = Path(shutil.copytree(root / "modern_bert", tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    model = open_model(folder)
+    for key in ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"):
+        del config[key]
+    config["layer_types"] = [
+        f"{'sliding' if own else 'full'}_attention" for own in model.config.windowed_layers
+    ]
+    bases = {"full_attention": 160000.0, "sliding_attention": 10000.0}
+    config["rope_parameters"] = {
+        k: {"rope_type": "default", "rope_theta": v} for k, v in bases.items()
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_model(folder).config == model.config
+    held = open_checkpoint(root / "modern_bert.gguf")
+    assert held.metadata["modern-bert.rope.freq_base_swa"] == 10000.0
+    pattern = "modern-bert.attention.sliding_window_pattern"
+    for told in ({pattern: 3}, {pattern: None}, {"modern-bert.rope.freq_base_swa": None}):
+        keys = {k: v for k, v in {**held.metadata, **told}.items() if v is not None}
+        write_gguf(tmp_path / "m.gguf", keys, held.tensors.values())
+        again = open_model(tmp_path / "m.gguf").config
+        assert again.windowed_layers == (False, True, True, False, True)
+        assert again.window_rope == model.config.window_rope
+    for wrong in ({"hidden_activation": "silu"}, {"norm_bias": True}):
+        (folder / "config.json").write_text(json.dumps({**config, **wrong}))
+        with pytest.raises(ModelError, match=next(iter(wrong))):
+            open_model(folder)
+
+
+def test_positions_begin_behind_those_of_padding(root: Path, tmp_path: Path) -> None:
+    """However many those are; a table that does not hold so many more is refused."""
+    folder = Path(shutil.copytree(root / "xlm_roberta", tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    assert open_model(folder).context_length == 128
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": 3}))
+    texts = [p.tokens for p in passages("xlm_roberta")]
+    with opened(folder) as encoder:
+        assert encoder.context == 126
+        got = even(encoder.vectors([Passage(t) for t in texts]))
+        assert spread_error(got, said("xlm_roberta")["mean"]) > 0.01
+    for told, text in ((140, "position_embd.weight"), (2, "belong to no text")):
+        (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": told}))
+        with pytest.raises(ModelError, match=text), opened(folder) as encoder:
+            encoder.vectors([Passage([5])])
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
+def test_a_folder_may_tell_of_what_it_was_trained_from(
+    name: str, root: Path, tmp_path: Path
+) -> None:
+    """As all-distilroberta-v1 does; where there is such a head, it is another model."""
+    folder = Path(shutil.copytree(root / name, tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    lead = config["architectures"][0].removesuffix("Model")
+    config["architectures"] = [f"{lead}ForMaskedLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with opened(folder) as encoder:
+        got = even(encoder.vectors(passages(name)))
+    assert spread_error(got, said(name)["mean"]) < TOLERANCE
+    head = {"cls.predictions.bias": np.zeros(64, np.float16)}
+    save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"cls\.predictions\.bias"):
+        open_model(folder)
+
+
+def listed(root: Path, out: Path, **config: Any) -> Path:
+    """The BERT's folder as older ones are: its tokens are a list, and nothing else."""
+    folder = Path(shutil.copytree(root / "bert", out))
+    parsed = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").write_text("".join(f"{t}\n" for t in parsed["model"]["vocab"]))
+    return folder
+
+
+def test_a_list_of_tokens_is_read_as_bert_s(root: Path, tmp_path: Path) -> None:
+    """As of older rerankers: the same ids and text of ids, from the folder and of a GGUF file."""
+    folder = listed(root, tmp_path / "hf", do_lower_case=True)
+    texts = json.loads((GOLDEN / "encoders/bert/texts.json").read_text())
+    model_to_gguf(open_model(folder), tmp_path / "m.gguf", "f32")
+    meant = Tokenizer.from_hf(root / "bert")
+    own = Tokenizer.from_hf(folder)
+    for t in (own, Tokenizer.from_gguf(open_checkpoint(tmp_path / "m.gguf").metadata)):
+        assert (t.vocabulary.prefix, t.vocabulary.suffix, t.vocabulary.between) == ((2,), (3,), ())
+        for text in (*texts, "[CLS]x [MASK]", "the   sea\u2028waves"):
+            for special in (False, True):
+                assert t.encode(text, special=special) == meant.encode(text, special=special)
+    assert own.decode(own.encode("the sea, by night")[1:]) == "the sea, by night"
+    cased = Tokenizer.from_hf(listed(root, tmp_path / "cased", do_lower_case=False))
+    assert cased.encode("The sea") != own.encode("The sea") == cased.encode("the sea")
+
+
+def test_a_list_of_other_tokens_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"vocab\.txt of BertJapaneseTokenizer without"):
+        Tokenizer.from_hf(listed(root, tmp_path / "ja", tokenizer_class="BertJapaneseTokenizer"))
+    with pytest.raises(FormatError, match=r"do_lower_case: expected true or false"):
+        Tokenizer.from_hf(listed(root, tmp_path / "odd", do_lower_case="yes"))
+    folder = listed(root, tmp_path / "few")
+    (folder / "vocab.txt").write_text("<s>\n[UNK]\n[PAD]\n[MASK]\n[CLS]\n")
+    with pytest.raises(FormatError, match=r"vocab.txt: no \[SEP\]"):
+        Tokenizer.from_hf(folder)
+    (folder / "vocab.txt").unlink()
+    told = refused_here("convert", folder, "--out", tmp_path / "m.gguf")
+    assert "has no tokenizer" in told
 
 
 CASED = {"lowercase": False, "strip_accents": None}
@@ -315,7 +519,7 @@ def test_files_that_say_otherwise_are_refused(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_classifier_of_several_classes_is_refused(root: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(root / RERANKER, tmp_path / "hf"))
+    folder = Path(shutil.copytree(root / "bert_score", tmp_path / "hf"))
     held = load_file(folder / "model.safetensors")
     save_file(
         {n: np.repeat(t, 3, 0) if n.startswith("classifier") else t for n, t in held.items()},
@@ -352,7 +556,7 @@ def test_a_module_that_is_more_than_a_product_is_refused(
 def test_a_server_gives_vectors_and_nothing_else(name: str, suffix: str, root: Path) -> None:
     """By the pooling that the file says, or as asked for."""
     expected, ids = said(name), [p.tokens for p in passages(name)]
-    model = open_model(root / f"{name}{suffix}")
+    model, width = open_model(root / f"{name}{suffix}"), expected["mean"].shape[1]
     with client(root / f"{name}{suffix}") as asked:
         for kind in (None, *KINDS):
             given = {"input": ids} | ({} if kind is None else {"pooling": kind})
@@ -362,13 +566,12 @@ def test_a_server_gives_vectors_and_nothing_else(name: str, suffix: str, root: P
         assert reply["usage"]["prompt_tokens"] == sum(map(len, ids))
         short = asked.post("/v1/embeddings", json={"input": ids, "dimensions": 8}).json()
         assert all(len(d["embedding"]) == 8 for d in short["data"])
-        assert (
-            asked.post("/v1/embeddings", json={"input": "a", "dimensions": 65}).status_code == 400
-        )
+        wide = {"input": "a", "dimensions": width + 1}
+        assert asked.post("/v1/embeddings", json=wide).status_code == 400
         told = asked.get("/v1/models").json()["data"][0]["meta"]
         assert told == {
             "context_length": model.context_length, "vocab_size": model.vocab_size,
-            "vector_width": 64,
+            "vector_width": width,
         }  # fmt: skip
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
             refused = asked.post(path, json={"prompt": "a", "messages": []})
@@ -396,11 +599,12 @@ def test_texts_of_a_folder_are_read_as_transformers_reads_them(root: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", ["", ".gguf"])
-def test_a_reranker_judges(suffix: str, root: Path) -> None:
+@pytest.mark.parametrize("name", RERANKERS)
+def test_a_reranker_judges(name: str, suffix: str, root: Path) -> None:
     """The best first, each as if it were asked alone; and makes no vectors."""
-    pairs = json.loads((GOLDEN / "encoders" / RERANKER / "texts.json").read_text())
-    expected = 1 / (1 + np.exp(-said(RERANKER)["scores"].astype(np.float64)))
-    with client(root / f"{RERANKER}{suffix}") as asked:
+    pairs = json.loads((GOLDEN / "encoders" / name / "texts.json").read_text())
+    expected = 1 / (1 + np.exp(-said(name)["scores"].astype(np.float64)))
+    with client(root / f"{name}{suffix}") as asked:
         for (query, text), chance in zip(pairs, expected, strict=True):
             given = {"query": query, "documents": [text, {"text": "old"}, "b"], "model": "m"}
             reply = asked.post("/v1/rerank", json=given).json()
@@ -426,7 +630,7 @@ def test_a_reranker_judges(suffix: str, root: Path) -> None:
             assert refused.status_code == 400 and "is a reranker" in refused.text
         assert "vector_width" not in asked.get("/v1/models").text
         assert "it makes scores" in asked.post("/v1/completions", json={"prompt": "a"}).text
-    metadata = open_checkpoint(root / f"{RERANKER}.gguf").metadata
+    metadata = open_checkpoint(root / f"{name}.gguf").metadata
     assert metadata["bert.pooling_type"] == 4
 
 

@@ -10,9 +10,10 @@ says where it reads other ids.
 Source of the keys: the GGUF specification (ggml `docs/gguf.md`).
 """
 
-import json
 import warnings
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import numpy as np
 
 from ggraph.errors import FormatError, FormatWarning
 from ggraph.text.bpe import word_cutter
-from ggraph.text.hf import HfEncoder, load_hf
+from ggraph.text.hf import HfEncoder, load_hf, parsed_tokenizer
 from ggraph.text.pre import PRE_TOKENIZERS
 from ggraph.text.tokenizer import Tokenizer
+from ggraph.text.unigram import CHARSMAP, LEADS, ONE_SPACE, charsmap_of
 from ggraph.text.vocab import (
+    ADD_SEP,
     BYTE,
     CONTROL,
     LSTRIP,
@@ -41,11 +44,12 @@ from ggraph.text.vocab import (
     end_ids,
     phi3_strips,
 )
-from ggraph.text.wordpiece import gguf_form, normalizer_keys
+from ggraph.text.wordpiece import SEP, gguf_form, normalizer_keys
 
 # Upper and lower case, title case, a modifier, letters without case, marks, numbers of three kinds,
 # punctuation and symbols that a pattern names, white space of each kind, and contractions' letters.
 _ALPHABET = "AaSsTeDǅʰא中かカ한\u0301\u0903１½Ⅷ37'\"_-/.,`$|^«€。🙂 \n\r\t\u00a0\u200b"
+_SPACES = " a  b "
 _RUNS = "1 22 333 4444 55555 666666 7777777 I'LL we'll don't HTMLParser x1y22z333 a  b   c\n\n d "
 _TEXT = (
     "The sea, by night: 1234567 waves/s & 3.14 ideas (don't ask). I'LL be back!\n\n\tdef f(x):\n"
@@ -53,6 +57,7 @@ _TEXT = (
 )
 _SAMPLES = 4000  # tokens whose own texts are read back
 _MARKERS = 500  # and markers
+_NEVER = -10000.0  # the score of what is in no text, as llama.cpp's converter has it
 _NO_FORM = "GGUF has no form for its tokenizer:"
 
 
@@ -65,13 +70,18 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
     other ids than ggraph.
     """
     encoder, v = load_hf(folder, size)
-    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    parsed = parsed_tokenizer(folder)
+    model = parsed["model"]
     if len(v.tokens) > size:
         raise FormatError(f"{folder}: the tokenizer has {len(v.tokens)} ids, the model {size} rows")
-    if model.get("type") == "WordPiece":
-        keys = _word_piece(folder, v)
-        _read_back(folder, keys, Tokenizer(v, encoder, encoder.encode_special))
+    if model.get("type") in ("WordPiece", "Unigram"):
+        keys = (_word_piece if model["type"] == "WordPiece" else _unigram)(folder, v, parsed)
+        own = Tokenizer(v, encoder, encoder.encode_special)
+        _read_back(folder, keys, own)
+        if own.encode(_SPACES) != Tokenizer.from_gguf(keys).encode(_SPACES):
+            _warn_of_spaces(folder)
         return keys
+    v = _framed(v)
     begins = v.bos_id is not None and v.prefix[:1] == (v.bos_id,)
     ranked = ranked and begins and v.space_prefix == "never"
     keys = {
@@ -81,6 +91,7 @@ def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any
         "tokenizer.ggml.add_bos_token": begins,
         **({"tokenizer.ggml.add_eos_token": True} if _closing(v) is not None else {}),
         **_roles(v),
+        **_parted(v),
         **_beyond(v),
     }
     if keys["tokenizer.ggml.model"] != "gpt2":
@@ -110,7 +121,8 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
         kind = model.get("type", "unknown")
         raise FormatError(
             f"{folder}: a tokenizer of type {kind} is not written to GGUF files, only byte-level "
-            "BPE, BPE with bytes for unknown characters and WordPiece; -m runs the folder itself"
+            "BPE, BPE with bytes for unknown characters, WordPiece and Unigram; -m runs the folder "
+            "itself"
         )
     merges = {"tokenizer.ggml.merges": [" ".join(m) for m in _merges(model)]}
     if not bytewise and ranked:
@@ -121,13 +133,12 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool)
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, **merges}
 
 
-def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
+def _word_piece(folder: Path, v: Vocabulary, parsed: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a WordPiece vocabulary. FormatError where texts do not stand between two tokens
     as BERT's do. By eos without sep llama.cpp ends both of two texts as these do."""
     if (len(v.prefix), len(v.suffix)) != (1, 1):
         raise FormatError(f"{folder}: {_NO_FORM} texts between {v.prefix} and {v.suffix}")
     begins, closes = v.prefix[0], v.suffix[0]
-    parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     named = {"[PAD]": "padding", "[MASK]": "mask"}
     roles = {
         "bos": begins, "cls": begins, "eos": closes, "seperator": closes,
@@ -145,6 +156,53 @@ def _word_piece(folder: Path, v: Vocabulary) -> dict[str, Any]:
         **normalizer_keys(parsed.get("normalizer")),
         **{f"tokenizer.ggml.{r}_token_id": i for r, i in roles.items() if i is not None},
     }
+
+
+def _framed(v: Vocabulary) -> Vocabulary:
+    """With names for the one token before a text and the one behind it, where a folder has none, as
+    ModernBERT's: GGUF knows only of bos and eos there."""
+    if (v.bos_id, v.eos_id) != (None, None) or (len(v.prefix), len(v.suffix)) != (1, 1):
+        return v
+    (begins,), (closes,) = v.prefix, v.suffix
+    return replace(v, bos_id=begins, eos_id=closes, eos_ids=v.eos_ids | {closes})
+
+
+def _unigram(folder: Path, v: Vocabulary, parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a Unigram vocabulary, where white space only tells words apart: so SentencePiece
+    has it for XLM-R, and transformers whatever a folder says. FormatError where texts do not stand
+    between two tokens."""
+    model, charsmap = parsed["model"], charsmap_of(parsed.get("normalizer"))
+    if (len(v.prefix), len(v.suffix)) != (1, 1) or model.get("byte_fallback"):
+        raise FormatError(f"{folder}: {_NO_FORM} Unigram between {v.prefix} and {v.suffix}")
+    v = replace(v, unk_id=model.get("unk_id"))
+    scores = np.full(len(v.tokens), _NEVER, np.float32)
+    scores[: len(model["vocab"])] = [score for _, score in model["vocab"]]
+    found = {} if charsmap is None else {CHARSMAP: np.frombuffer(b64decode(charsmap), np.uint8)}
+    roles = {
+        "bos": v.prefix[0], "cls": v.prefix[0], "eos": v.suffix[0], "seperator": v.suffix[0],
+        "unknown": v.unk_id, "padding": v.tokens.find("<pad>"), "mask": v.tokens.find("<mask>"),
+    }  # fmt: skip
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [t or f"[PAD{i}]" for i, t in enumerate(v.tokens)],
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+        LEADS: True,
+        ONE_SPACE: True,
+        **found,
+        **{f"tokenizer.ggml.{r}_token_id": i for r, i in roles.items() if i is not None},
+        **_parted(v),
+    }
+
+
+def _parted(v: Vocabulary) -> dict[str, Any]:
+    """What stands between two texts."""
+    if len(v.between) != 1:
+        return {}
+    return {ADD_SEP: True, SEP: v.between[0]}
 
 
 def pre_name(folder: Path, encoder: HfEncoder, ignore_merges: bool) -> str:
@@ -259,6 +317,16 @@ def _warn(folder: Path, keys: Mapping[str, Any], v: Vocabulary) -> None:
         )
 
 
+def _warn_of_spaces(folder: Path) -> None:
+    """Says what GGUF has no key for."""
+    warnings.warn(
+        f"{folder}: spaces at the ends of a text, or beside other spaces, are tokens by its "
+        "tokenizer.json; of the file they are none, as transformers and llama.cpp have it",
+        FormatWarning,
+        stacklevel=3,
+    )
+
+
 def _scores(merges: list[Sequence[str]], tokens: list[str]) -> Any:
     """The earlier a token is made, the higher; what no merge makes comes last."""
     ranks: dict[str, int] = {}
@@ -282,7 +350,10 @@ def _read_back(folder: Path, keys: dict[str, Any], own: Tokenizer) -> None:
     plain = _plain(v)
     some = plain[:: len(plain) // _SAMPLES + 1]
     texts = [_TEXT, *(v.pieces[i].decode("utf-8", "ignore") for i in some)]
+    spaces = keys["tokenizer.ggml.model"] != "t5"
     for special, text in [*((False, t) for t in texts), *((True, t) for t in _around(v))]:
+        if not spaces:  # but those between words: `_warn_of_spaces`
+            text = ("" if special else " ").join(text.split())
         found, meant = (t.encode(text, special=special) for t in (again, own))
         if found != meant:
             raise FormatError(

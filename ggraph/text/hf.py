@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from tokenizers import Tokenizer as Engine
+from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
 
 from ggraph.errors import FormatError
 from ggraph.formats.strings import Pieces, Texts
+from ggraph.text.unigram import hidden
 from ggraph.text.vocab import (
     SPACE,
     NormalForm,
@@ -29,7 +31,7 @@ from ggraph.text.vocab import (
     spm_pieces,
     value_of,
 )
-from ggraph.text.wordpiece import word_piece
+from ggraph.text.wordpiece import bert_source, word_piece
 
 _MAX_ID = 1 << 24  # far above any vocabulary: a larger id is a damaged file, not a big table
 
@@ -47,6 +49,10 @@ class HfEncoder:
         self._parsing = _engine(source)
         self._plain = _engine(source)
         self._plain.encode_special_tokens = True
+        if isinstance(self._plain.model, Unigram):  # it has markers among its tokens
+            own = json.loads(source)["model"]
+            scored = hidden(own["vocab"], frozenset(i for i, s in self.added().items() if s))
+            self._plain.model = Unigram(scored, own.get("unk_id"), bool(own.get("byte_fallback")))
         cut = self._plain.pre_tokenizer
         if isinstance(cut, Metaspace) and cut.prepend_scheme == "first":
             cut.prepend_scheme = "never"
@@ -87,6 +93,16 @@ class HfEncoder:
         behind = [i for i, _ in takewhile(lambda pair: pair[1], reversed(pairs[len(before) :]))]
         return tuple(before), tuple(reversed(behind))
 
+    def between(self) -> tuple[int, ...]:
+        """What it puts between two texts behind what stands behind one alone, if anything does:
+        else each begins as if there were no other."""
+        found = self._parsing.encode("a", "a", add_special_tokens=True)
+        pairs = list(zip(found.ids, found.special_tokens_mask, strict=True))
+        texts = [at for at, (_, own) in enumerate(pairs) if not own]
+        inner = pairs[min(texts, default=0) : max(texts, default=0)]
+        marks, behind = tuple(i for i, own in inner if own), self.around()[1]
+        return marks[len(behind) :] if behind and marks[: len(behind)] == behind else ()
+
     def space_prefix(self) -> SpacePrefix:
         """Where it puts spaces before texts, of which it takes the first off again."""
         cut = self._parsing.pre_tokenizer
@@ -118,15 +134,32 @@ def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
     """The encoder and the vocabulary of `folder`, of at least `size` ids (a model may have more
     rows than its tokenizer has texts). FormatError when a file is missing or bad."""
     folder = Path(folder)
-    source = _text(folder / "tokenizer.json")
+    config = _optional_object(folder / "tokenizer_config.json")
+    source = _source(folder, config)
     parsed = _object(source, folder / "tokenizer.json")
     if _marked(parsed):
         source = json.dumps(parsed)
     encoder = HfEncoder(source)
-    config = _optional_object(folder / "tokenizer_config.json")
     generation = _optional_object(folder / "generation_config.json")
     template = _template(folder, config)
     return encoder, _vocabulary(encoder, size, parsed, config, generation, template)
+
+
+def tokenizer_file(folder: Path) -> Path | None:
+    """What a folder tells of its tokens by, if anything: BERT's older ones have a list alone."""
+    names = ("tokenizer.json", "vocab.txt")
+    return next((folder / n for n in names if (folder / n).is_file()), None)
+
+
+def parsed_tokenizer(folder: Path) -> dict[str, Any]:
+    """A folder's tokenizer.json, or what stands for it. FormatError where there is none."""
+    config = _optional_object(folder / "tokenizer_config.json")
+    return _object(_source(folder, config), folder / "tokenizer.json")
+
+
+def _source(folder: Path, config: Mapping[str, Any]) -> str:
+    path = tokenizer_file(folder) or folder / "tokenizer.json"
+    return bert_source(_text(path), config) if path.suffix == ".txt" else _text(path)
 
 
 def _marked(parsed: Mapping[str, Any]) -> bool:
@@ -174,6 +207,7 @@ def _vocabulary(
         unk_id=unk,
         prefix=_prefix(before, bos, value_of(config, "add_bos_token", bool)),
         suffix=_suffix(behind, eos, value_of(config, "add_eos_token", bool)),
+        between=encoder.between(),
         space_prefix=encoder.space_prefix() if stripped else "never",
         chat_template=template,
         lstrip=lstrip,

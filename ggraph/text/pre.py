@@ -86,7 +86,8 @@ _CJK = "[一-龥ࠀ-一가-퟿]+"
 _KINDS: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
     (
-        "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat exaone4 mellum a.x-4.0",
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat exaone4 mellum a.x-4.0"
+        " roberta-bpe modern-bert",
         PreTokenizer((_GPT2,)),
     ),
     (

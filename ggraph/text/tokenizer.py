@@ -1,9 +1,9 @@
 """Text to ids and back, for every kind of vocabulary. The page to read first.
 
 A `Tokenizer` joins a `Vocabulary` (vocab.py) with an encoder for plain text: byte-level
-BPE (bpe.py), SentencePiece (spm.py), WordPiece (wordpiece.py), or the engine of a Hugging Face
-folder (hf.py). Special tokens are cut out of the text here, as llama.cpp does it: the longest
-first, everywhere in the text. Streaming is in stream.py.
+BPE (bpe.py), SentencePiece (spm.py), WordPiece (wordpiece.py), Unigram (unigram.py), or the engine
+of a Hugging Face folder (hf.py). Special tokens are cut out of the text here, as llama.cpp does it:
+the longest first, everywhere in the text. Streaming is in stream.py.
 """
 
 import unicodedata
@@ -21,16 +21,21 @@ from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
 from ggraph.text.spm import RankedEncoder, SpmEncoder
+from ggraph.text.unigram import LEADS, UnigramEncoder, hidden
 from ggraph.text.vocab import (
+    ADD_SEP,
     BOS,
     EOS,
+    NORMAL,
     PREFIX,
     SPACE,
     SUFFIX,
     UNK,
+    USER_DEFINED,
     Vocabulary,
     numbers,
     strings,
+    token_types,
     value_of,
     vocabulary_from_gguf,
 )
@@ -91,9 +96,12 @@ class Tokenizer:
             return cls._ranked(metadata)
         if model == "bert":
             return cls._word_piece(metadata)
+        if model == "t5":
+            return cls._unigram(metadata)
         raise FormatError(
             "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece), gemma4 "
-            f"(SentencePiece with ranked merges) or bert (WordPiece), got {shown(model)}"
+            "(SentencePiece with ranked merges), bert (WordPiece) or t5 (Unigram), got "
+            f"{shown(model)}"
         )
 
     @classmethod
@@ -125,7 +133,7 @@ class Tokenizer:
     def _ranked(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """Prompts begin with bos, and no space is put before them, whatever a file says: early
         ones say otherwise (source: llama.cpp)."""
-        meant = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_space_prefix": False}
+        meant = {"tokenizer.ggml.add_bos_token": True, LEADS: False}
         vocabulary = vocabulary_from_gguf({**metadata, **meant}, byte_level=False, add_bos=True)
         merges = strings(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, RankedEncoder(vocabulary.tokens, merges, vocabulary.unk_id))
@@ -144,13 +152,26 @@ class Tokenizer:
         around = {PREFIX: role("[CLS]", CLS, BOS), SUFFIX: role("[SEP]", SEP, EOS)}
         told = {k: v for k, v in metadata.items() if k not in (BOS, EOS)}
         unknown = next(iter(role("[UNK]", UNK)), -1)
-        meant = {**told, **around, UNK: unknown, "tokenizer.ggml.add_space_prefix": True}
+        meant = {**told, **around, UNK: unknown, LEADS: True, ADD_SEP: False}
         vocabulary = vocabulary_from_gguf(meant, byte_level=False, add_bos=False)
         encoder = WordPieceEncoder(vocabulary.tokens, vocabulary.unk_id, metadata)
         pieces = [word_piece({}, bert_form(t)) for t in vocabulary.tokens]
         for i in vocabulary.control | vocabulary.user_defined:
             pieces[i] = vocabulary.pieces[i]
         return cls(replace(vocabulary, pieces=Pieces(pieces)), encoder)
+
+    @classmethod
+    def _unigram(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """A text ends with eos unless a file says otherwise (source: llama.cpp), and two have a
+        separator between them, too, of which early files say nothing: so XLM-R was trained."""
+        told = {"tokenizer.ggml.add_eos_token": True, ADD_SEP: True, **metadata}
+        vocabulary = vocabulary_from_gguf(told, byte_level=False, add_bos=False)
+        tokens = vocabulary.tokens
+        types = token_types(metadata, len(tokens))
+        scores = numbers(metadata.get("tokenizer.ggml.scores"), len(tokens), "scores")
+        others = frozenset(np.flatnonzero(~np.isin(types, (NORMAL, USER_DEFINED))).tolist())
+        scored = hidden(zip(tokens, scores, strict=True), others | vocabulary.control)
+        return cls(vocabulary, UnigramEncoder(scored, vocabulary.unk_id, metadata))
 
     @property
     def vocab_size(self) -> int:

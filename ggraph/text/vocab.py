@@ -30,6 +30,7 @@ NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 BOS, EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 UNK = "tokenizer.ggml.unknown_token_id"
+ADD_SEP = "tokenizer.ggml.add_sep_token"  # between two texts, beside what the first ends with
 # What a folder's tokenizer.json says and no key of GGUF's own can: llama.cpp passes these over.
 PREPEND_SCHEME = "tokenizer.huggingface.prepend_scheme"  # of Metaspace: first or always
 PREFIX = "tokenizer.huggingface.prefix_token_ids"
@@ -86,7 +87,8 @@ class Vocabulary:
     `tokens[i]` is the text of id i as the file writes it, `pieces[i]` the bytes it adds to the
     output. `control` ids are markers: parsed from text only on request and left out of shown
     text. `user_defined` ids are parsed always. `prefix`: the ids that every prompt begins with,
-    bos or several; `suffix`: those that a text ends with which is not to go on, as one to embed.
+    bos or several; `suffix`: those that a text ends with which is not to go on, as one to embed;
+    `between`: what then stands before a second text that is judged with it.
     `space_prefix`: a space is put before the `first` of the parts that markers cut
     a text into, where the text begins with it, `always` before each, both unless one stands there,
     or before `every` one whatever it begins with (and is taken off again). `lstrip` and `rstrip`:
@@ -105,6 +107,7 @@ class Vocabulary:
     unk_id: int | None = None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
     space_prefix: SpacePrefix = "never"
     chat_template: str | None = None
     lstrip: frozenset[int] = frozenset()
@@ -185,7 +188,7 @@ def vocabulary_from_gguf(
 ) -> Vocabulary:
     """Reads `tokenizer.*`; `add_bos` is the kind's default. FormatError on bad metadata."""
     tokens = _token_texts(metadata)
-    types = _token_types(metadata, len(tokens))
+    types = token_types(metadata, len(tokens))
     named = {r: _named_id(metadata, r, len(tokens)) for r in _ROLES}
     for role, old in _OLD_ROLES.items():
         if named[role] is None:
@@ -211,6 +214,7 @@ def vocabulary_from_gguf(
         unk_id=named["unknown"],
         prefix=tuple(before or (_ids(named, ["bos"]) if add else ())),
         suffix=tuple(behind or (_ids(named, ["eos"]) if closes else ())),
+        between=tuple(_ids(named, ["seperator"] if value_of(metadata, ADD_SEP, bool) else ())),
         space_prefix="never"
         if byte_level
         else _one_of(metadata, PREPEND_SCHEME, ("first", "always"), "every" if space else "never"),
@@ -223,7 +227,7 @@ def vocabulary_from_gguf(
     )
 
 
-_ROLES = ("bos", "eos", "eot", "eom", "unknown", *FIM_TEXTS)
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", "seperator", *FIM_TEXTS)
 
 
 def _ids(named: Mapping[str, int | None], roles: Iterable[str]) -> list[int]:
@@ -272,7 +276,7 @@ def _token_texts(metadata: Mapping[str, Any]) -> Texts:
     return tokens
 
 
-def _token_types(metadata: Mapping[str, Any], count: int) -> Array:
+def token_types(metadata: Mapping[str, Any], count: int) -> Array:
     """The type of each token [V]."""
     types = metadata.get("tokenizer.ggml.token_type")
     if types is None:

@@ -9,8 +9,8 @@ Sources: Devlin et al. 2018 (arXiv 1810.04805); the `tokenizers` engine; llama.c
 from collections.abc import Mapping
 from typing import Any
 
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
-from tokenizers import models, normalizers, pre_tokenizers
 
 from ggraph.errors import FormatError, shown
 from ggraph.formats.strings import Texts
@@ -44,6 +44,34 @@ class WordPieceEncoder:
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Ids of `text`, all of them."""
         return list(self._engine.encode(text, add_special_tokens=False).ids)
+
+
+def bert_source(vocabulary: str, config: Mapping[str, Any]) -> str:
+    """The tokenizer.json that BERT's vocab.txt, a token a line, and tokenizer_config.json mean.
+    FormatError where it lacks a token that BERT's has, or the config tells of another kind."""
+    kind = value_of(config, "tokenizer_class", str, "BertTokenizer")
+    if kind.removesuffix("Fast") != "BertTokenizer":
+        raise FormatError(f"vocab.txt of {kind} without tokenizer.json; known: BertTokenizer")
+    ids = {t: i for i, t in enumerate(vocabulary.removesuffix("\n").split("\n"))}
+    missing = [t for t in _MARKERS if t not in ids]
+    if missing:
+        raise FormatError(f"vocab.txt: no {', '.join(missing)}")
+    engine = Engine(models.WordPiece(ids, unk_token="[UNK]"))
+    engine.normalizer = normalizers.BertNormalizer(
+        lowercase=value_of(config, "do_lower_case", bool, True),
+        strip_accents=value_of(config, "strip_accents", bool),
+        handle_chinese_chars=value_of(config, "tokenize_chinese_chars", bool, True),
+    )
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    engine.decoder = decoders.WordPiece()
+    engine.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _MARKERS])
+    return engine.to_str()
+
+
+_MARKERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def bert_form(token: str) -> str:

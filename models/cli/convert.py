@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ggraph import InputError
 from ggraph.formats.gguf import Progress as Report
+from ggraph.text.hf import tokenizer_file
 
 from ..eagle3 import Head
 from ..heads.assistant import AssistantHead
@@ -89,7 +90,7 @@ def _speaking(path: Path) -> Model:
     of_file = model.checkpoint.format == "gguf"
     if of_file and "tokenizer.ggml.model" not in model.checkpoint.metadata:
         raise InputError(f"{path} has no tokenizer (tokenizer.ggml.model)")
-    if not of_file and not (path / "tokenizer.json").is_file():
+    if not of_file and tokenizer_file(path) is None:
         raise InputError(f"{path} has no tokenizer (tokenizer.json)")
     return model
 

@@ -1,17 +1,19 @@
 """BERT, as models of embeddings have it (BGE, E5, GTE, MiniLM, Arctic Embed): an encoder whose
-layer norms come behind what they follow, with learned positions and exact GELU.
+layer norms come behind what they follow, with learned positions and exact GELU. RoBERTa and XLM-R
+(BGE-M3, multilingual E5) are the same with other files, and BERT's own as GGUF.
 
-Source: Devlin et al. 2018 (arXiv 1810.04805); transformers `modeling_bert`; llama.cpp's `bert.cpp`.
+Sources: Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.11692); Conneau et al.
+2019 (arXiv 1911.02116); transformers `modeling_bert`, `modeling_roberta`; llama.cpp's `bert.cpp`.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor, ops
+from ggraph import Graph, ModelError, Tensor, ops
 
 from .. import blocks
-from ..architecture import Architecture, Tensors
+from ..architecture import Architecture, Tensors, changed
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..vectors import INNER, SCORE, vectors
@@ -24,11 +26,12 @@ TYPES = "tokenizer.ggml.token_type_count"
 def build(s: Step) -> Graph:
     """The step graph of a BERT checkpoint."""
     c = s.config
-    at = s.w("position_embd.weight", c.max_position_embeddings, c.hidden_size)
+    at = s.w(POSITIONS, c.max_position_embeddings, c.hidden_size)
     x = blocks.embed(s) + ops.get_rows(at, s.positions, name="position")  # [T, E]
     if c.type_vocab_size:
         kinds = s.w("token_types.weight", c.type_vocab_size, c.hidden_size)
-        x = x + ops.get_rows(kinds, s.types, name="type")
+        alike = c.type_vocab_size == 1  # RoBERTa's parts of a text, which separators alone tell
+        x = x + (kinds.reshape(-1) if alike else ops.get_rows(kinds, s.types, name="type"))
     x = blocks.layer_norm(s, x, "token_embd_norm")
     for i in range(c.num_hidden_layers):
         x = layer(s, x, i)
@@ -68,15 +71,37 @@ def read(k: Keys, layers: int) -> Mapping[str, Any]:
     return {"type_vocab_size": k.integer(TYPES, 0)}
 
 
+def behind_padding(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As of BERT, and with as many positions as a text has: RoBERTa's table begins with those of
+    padding and of what comes before it, of which no text has any."""
+    k = Keys(values, "config.json")
+    count, unused = k.integer("max_position_embeddings"), k.integer("pad_token_id") + 1
+    if not 0 <= unused < count:
+        raise ModelError(f"config.json: of {count} positions {unused} belong to no text")
+    return {**translate(values), "max_position_embeddings": count - unused}
+
+
+def cut(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Without the rows of those positions, as GGUF files have the table."""
+    found = sanitize(tensors, c)
+    t = found.get(POSITIONS)
+    if t is None:
+        return found
+    return {**found, POSITIONS: changed(t, t.data[t.shape[0] - c.max_position_embeddings :])}
+
+
+# Folders of embeddings may still tell of what they were trained from: their weights have no head.
+CLASSES = ("Model", "ForSequenceClassification", "ForMaskedLM")
+POSITIONS = "position_embd.weight"
 TOPS = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
-    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.position_embeddings.weight": POSITIONS,
     "embeddings.token_type_embeddings.weight": "token_types.weight",
     **{f"embeddings.LayerNorm.{p}": f"token_embd_norm.{p}" for p in ("weight", "bias")},
     **{f"pooler.dense.{p}": f"{INNER}.{p}" for p in ("weight", "bias")},
 }
 BERT = Architecture(
-    "bert", build, ("BertModel", "BertForSequenceClassification"), causal=False,
+    "bert", build, tuple(f"Bert{end}" for end in CLASSES), causal=False,
     layer_prefix=r"(?:bert\.)?encoder\.layer\.",
     layer_names={
         **{f"attention.self.{long}": f"attn_{long[0]}" for long in ("query", "key", "value")},
@@ -98,4 +123,16 @@ BERT = Architecture(
         "type_vocab_size": 2, "layer_norm_eps": 1e-12,
     },
     translate=translate, complete=complete, sanitize=sanitize, keys=keys, read=read, bare=(TYPES,),
+)  # fmt: skip
+ROBERTA = replace(
+    BERT, name="roberta", written_as="bert",
+    hf=tuple(lead + end for lead in ("XLMRoberta", "Roberta") for end in CLASSES),
+    layer_prefix=r"(?:roberta\.)?encoder\.layer\.",
+    top_names={
+        **{lead + a: b for a, b in TOPS.items() for lead in ("", "roberta.")},
+        **{f"classifier.dense.{p}": f"{INNER}.{p}" for p in ("weight", "bias")},
+        **{f"classifier.out_proj.{p}": f"{SCORE}.{p}" for p in ("weight", "bias")},
+    },
+    hf_defaults={**BERT.hf_defaults, "pad_token_id": 1},
+    translate=behind_padding, sanitize=cut,
 )  # fmt: skip

@@ -23,6 +23,7 @@ from ggraph.formats.gguf import Progress, write_gguf
 from ggraph.formats.lazy_array import LazyArray, row_numbers, rows_of, taken, windows_of
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
+from ggraph.text.hf import tokenizer_file
 
 from ..architecture import Architecture, by_pairs, with_own_scales
 from ..config import DecoderConfig
@@ -162,7 +163,7 @@ def tokenizer_keys(model: Model) -> dict[str, Any]:
     if checkpoint.format == "gguf":
         return {k: v for k, v in checkpoint.metadata.items() if k.startswith("tokenizer.")}
     folder = Path(checkpoint.path)
-    found = (folder / "tokenizer.json").is_file()
+    found = tokenizer_file(folder) is not None
     ranked = model.config.architecture == GEMMA4.name
     return gguf_keys(folder, model.vocab_size, ranked=ranked) if found else {}
 

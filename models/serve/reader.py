@@ -146,9 +146,9 @@ class EncoderService(Reader):
         """A request that has two texts judged, of which the first is there as a whole. Refused as
         for `text_ids`."""
         self.check_letters(len(text), param)
-        t = self.m.tokenizer
+        t, v = self.m.tokenizer, self.m.tokenizer.vocabulary
         second = t.encode(text, bos=False, most=self.context)
-        ids = self._fits([*first, *second, *t.vocabulary.suffix], param)
+        ids = self._fits([*first, *v.between, *second, *v.suffix], param)
         return Read(ids, Plain(_mute), 0, features=True, row=0, second=len(first))
 
 
