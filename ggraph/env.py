@@ -85,8 +85,8 @@ def _integer(name: str, default: int, *, low: int, high: int) -> int:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, a fifth of the time of a large plan: a pass leaves none,
-    and each search walks through all commands again."""
+    """Without Python's search for cycles, a fifth of the time of a large plan: none is left by what
+    makes one, and each search walks through all tensors and commands again."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -262,8 +262,11 @@ class Executor:
 
     def _scratch(self, c: Command, t: Tensor, phase: int) -> Iterator[tuple[str, Scratch]]:
         """The bytes for each need of the backend that the command declares."""
+        needs = self._backends[c.actor.device].spec.needs(t)
+        if not needs:
+            return
         made, held = ({a.value: a.stop for a in found} for found in (c.writes, c.reads))
-        for need in self._backends[c.actor.device].spec.needs(t):
+        for need in needs:
             name = scratch(t, need, c.actor)
             if need.nbytes <= max(made.get(name, -1), held.get(name, -1)):
                 memory, offset = self._memory.at(name, phase)

@@ -8,7 +8,7 @@ make new graphs, they never change one.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
+from itertools import starmap, zip_longest
 from operator import is_
 from typing import TYPE_CHECKING
 
@@ -72,10 +72,11 @@ class Graph(Unchanging):
 
     def get(self, name: str) -> Tensor | None:
         """The tensor of that name; None where there is none."""
-        return self._named.get(name) if isinstance(name, str) else None
+        return self.named.get(name) if isinstance(name, str) else None
 
     @cached_property
-    def _named(self) -> dict[str, Tensor]:
+    def named(self) -> Mapping[str, Tensor]:
+        """The tensors by name."""
         return {t.name: t for t in self.tensors}
 
     def leaves(self, kind: Kind) -> tuple[Tensor, ...]:
@@ -87,7 +88,12 @@ class Graph(Unchanging):
     @cached_property
     def nodes(self) -> tuple[Tensor, ...]:
         """The tensors that need work: results that are not views."""
-        return tuple(t for t in self.tensors if not t.is_leaf and not t.is_view)
+        return tuple([t for t in self.tensors if t.spec is not None and t.view_src is None])
+
+    @cached_property
+    def overwriting(self) -> tuple[Tensor, ...]:
+        """The tensors whose op overwrites a source."""
+        return tuple(_overwriting(self.tensors))
 
     def replace(self, heirs: Mapping[str, Tensor]) -> "Graph":
         """The graph in which each named tensor's users take its heir instead.
@@ -95,13 +101,21 @@ class Graph(Unchanging):
         An heir may be a tensor of this graph or a new one over tensors of this graph. What nothing
         needs any more is gone. Outputs and states keep their names.
         """
-        if not isinstance(heirs, Mapping) or not heirs.keys() <= self._named.keys():
+        if not isinstance(heirs, Mapping) or not heirs.keys() <= self.named.keys():
             raise GraphError(f"replace: {shown(heirs)}: expected heirs by names of this graph")
         _tensors(heirs.values(), "heirs")
         new: dict[Tensor, Tensor] = {}
+        moved: set[Tensor] = set()
         with unscoped():
             for t in self.tensors:
-                new[t] = _follow(heirs.get(t.name, t), new)
+                if t.name in heirs or t in new:
+                    new[t] = _follow(heirs.get(t.name, t), new)
+                elif moved.isdisjoint(t.sources):
+                    new[t] = t
+                    continue
+                else:
+                    new[t] = _changed(t, tuple([new[s] for s in t.sources]))
+                moved.add(t)
         outputs = {t.name: new[t] for t in self.outputs}
         also = [new[t] for t in self.updates.values() if not t.is_leaf]
         return Graph.of(outputs, also=also, name=self.name)
@@ -127,6 +141,11 @@ class Graph(Unchanging):
         return "\n".join([f"graph {self.name}", *("  " + line(t) for t in self.tensors)])
 
 
+def _overwriting(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those of them whose op overwrites a source."""
+    return [t for t in tensors if t.spec is not None and t.spec.overwrites is not None]
+
+
 def _follow(t: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     """What `t` has become: itself over what its sources have."""
     if t not in new:
@@ -136,15 +155,21 @@ def _follow(t: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
 
 def over(t: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
     """`t` of these sources. Its op's rule is asked again only where it could see a difference."""
-    if all(map(is_, sources, t.sources)):
-        return t
-    if t.spec is None or not all(map(_alike, sources, t.sources)):
+    return t if all(map(is_, sources, t.sources)) else _changed(t, sources)
+
+
+def _changed(t: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
+    """`over`, where at least one source is another."""
+    changed = [s for s in zip(sources, t.sources, strict=True) if s[0] is not s[1]]
+    if t.spec is None or not all(starmap(_alike, changed)):
         return apply(t.op, *sources, name=t.name, **t.attrs)
-    made = altered(t, sources=sources)
     if t.spec.view_of is not None:
         old, new = t.sources[t.spec.view_of], sources[t.spec.view_of]
-        made = altered(made, view_src=new.root, offset=t.offset - old.offset + new.offset)
-    check_overwrite(made)
+        offset = t.offset - old.offset + new.offset
+        return altered(t, sources=sources, view_src=new.root, offset=offset)
+    made = altered(t, sources=sources)
+    if t.spec.overwrites is not None:
+        check_overwrite(made)
     return made
 
 
@@ -187,35 +212,41 @@ def _one_of_each(roots: list[Tensor], titles: Titles) -> tuple[list[Tensor], lis
     """The roots over one leaf of each name, where leaves of one name are alike, and all that they
     reach, as a walk meets it; `titles` follow."""
     reached = _walk(roots)
-    leaves = [t for t in reached if t.is_leaf]
+    leaves = [t for t in reached if t.spec is None]
     if len({t.name for t in leaves}) == len(leaves):
         return roots, reached
     first: dict[tuple[object, ...], Tensor] = {}
     new = {t: first.setdefault((t.kind, t.name, t.shape, t.dtype), t) for t in leaves}
+    moved = {t for t in leaves if new[t] is not t}
     for t in reached:
         if not t.is_leaf:
-            new[t] = _renewed(t, new, t.name, t.is_output)
+            new[t] = _renewed(t, new, moved, t.name, t.is_output)
+            moved |= {t} if new[t] is not t else set()
     for t in reached:
         if t in titles:
             titles[new[t]] = titles[t]
     return [new[t] for t in roots], list(dict.fromkeys(new[t] for t in reached))
 
 
-def _renewed(t: Tensor, new: Mapping[Tensor, Tensor], name: str, is_output: bool) -> Tensor:
-    """`t` over what its sources have become: itself where nothing changes."""
-    if t.view_src is not None and t.view_src not in new:
-        raise GraphError(f"{line(t)} shows bytes of %{t.view_src.name}, which is no source")
-    sources = tuple([new[s] for s in t.sources])
-    view_src = None if t.view_src is None else new[t.view_src]
-    same = (name, is_output) == (t.name, t.is_output) and view_src is t.view_src
-    if same and all(map(is_, sources, t.sources)):
+def _renewed(
+    t: Tensor, new: Mapping[Tensor, Tensor], moved: set[Tensor], name: str, is_output: bool
+) -> Tensor:
+    """`t` over what its sources have become: itself where nothing changes, `moved` being those of
+    `new` that have become others."""
+    root = t.view_src
+    if root is not None and root not in new:
+        raise GraphError(f"{line(t)} shows bytes of %{root.name}, which is no source")
+    same = name == t.name and is_output is t.is_output and root not in moved
+    if same and moved.isdisjoint(t.sources):
         return t
+    sources = tuple([new[s] for s in t.sources])
+    view_src = None if root is None else new[root]
     return altered(t, name=name, sources=sources, view_src=view_src, is_output=is_output)
 
 
 def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
     """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
-    old = {t: t.overwritten.root for t in seen if t.overwritten is not None}
+    old = {t: t.overwritten.root for t in _overwriting(seen) if t.overwritten is not None}
     first: dict[Tensor, Tensor] = {}
     for t, root in old.items():
         if (other := first.setdefault(root, t)) is not t:
@@ -225,9 +256,10 @@ def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
             )
     readers: dict[Tensor, list[Tensor]] = {root: [] for root in old.values()}
     for t in seen if old else ():
-        for s in t.sources if not t.is_view else ():
-            if s.root in readers:
-                readers[s.root].append(t)
+        for s in t.sources if t.view_src is None else ():
+            root = s if s.view_src is None else s.view_src
+            if root in readers:
+                readers[root].append(t)
     extra = {t: [r for r in readers[root] if r is not t] for t, root in old.items()}
     if not any(extra.values()):
         return seen
@@ -257,8 +289,11 @@ def _walk(roots: list[Tensor], extra: Mapping[Tensor, list[Tensor]] | None = Non
             done[stack.pop()] = None
             continue
         begun.add(t)
-        more = extra.get(t, []) if extra else []
-        for s in (*more[::-1], *t.sources[::-1]):
+        before = (*t.sources, *extra.get(t, ())) if extra else t.sources
+        if not before:
+            done[stack.pop()] = None
+            continue
+        for s in before[::-1]:
             if s in done:
                 continue
             if s in begun:
@@ -273,17 +308,24 @@ def _walk(roots: list[Tensor], extra: Mapping[Tensor, list[Tensor]] | None = Non
 def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
     """The tensors with unique names and output flags, copies where those change, and the state
     updates."""
-    given = {titles.get(t) or t.name for t in ordered}
+    given: set[str] | None = None
     taken: dict[str, Tensor] = {}
     new: dict[Tensor, Tensor] = {}
+    moved: set[Tensor] = set()
     for i, t in enumerate(ordered):
-        title = titles.get(t) or t.name or _free(f"{t.op}_{i}", given)
+        title = titles.get(t) or t.name
+        if not title:
+            given = given or {titles.get(t) or t.name for t in ordered}
+            title = _free(f"{t.op}_{i}", given)
         if title in taken:
             raise GraphError(
                 f"two tensors are called {title!r}: {line(t)} and {line(taken[title])}"
             )
         taken[title] = t
-        new[t] = _renewed(t, new, title, t in titles)
+        heir = _renewed(t, new, moved, title, t in titles)
+        if heir is not t:
+            moved.add(t)
+        new[t] = heir
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)
     return Graph(name, tensors, outputs, _updates(tensors))
@@ -299,14 +341,13 @@ def _free(name: str, given: set[str]) -> str:
 def _updates(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     """Follow each state through its chain of overwrites to its last value."""
     heir: dict[str, Tensor] = {}
-    for t in tensors:
-        if t.overwritten is None:
-            continue
+    for t in _overwriting(tensors):
+        assert t.overwritten is not None, t.name
         old = t.overwritten.root
         if old.kind is Kind.WEIGHT or old.kind is Kind.INPUT:
             raise GraphError(f"{line(t)} overwrites the {old.kind.value} %{old.name}")
         heir[old.name] = t
-    last = {t.name: t for t in tensors if t.is_leaf and t.kind is Kind.STATE}
+    last = {t.name: t for t in tensors if t.spec is None and t.kind is Kind.STATE}
     for title, t in last.items():
         while t.name in heir:
             t = heir[t.name]

@@ -200,10 +200,10 @@ def _verify(p: Planning) -> Planning:
     verified = proved(p.plan)
     if not (p.options.overlap or verified.certificate.ends_complete):
         raise PlanError("a run of this plan ends while its work goes on, and overlap is off")
-    own = {t.name for t in p.graph}
-    found = roundings(verified.plan)
-    more = [a for a in found if a.device or not own.issuperset(a.tensors)]
-    if p.options.exact and more:
+    own = p.graph.named.keys()
+    found = roundings(verified.plan) if p.options.exact else ()
+    more = [a for a in found if a.device or not own >= {*a.tensors}]
+    if more:
         raise PlanError(f"the plan is to be exact and rounds: {'; '.join(map(str, more))}")
     return replace(p, verify=verified)
 
@@ -262,10 +262,11 @@ def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) 
     """
     if not devices:
         raise PlaceError("a plan needs at least one device, got none")
-    held = {id(t) for t in graph}
-    for s in (*graph.outputs, *graph.updates.values(), *(s for t in graph for s in t.sources)):
-        if id(s) not in held:
-            raise GraphError(f"%{s.name} is not in graph {graph.name!r}: make it by Graph.of")
+    held = {*graph}
+    for sources in (graph.outputs, graph.updates.values(), *[t.sources for t in graph]):
+        for s in sources if not held.issuperset(sources) else ():
+            if s not in held:
+                raise GraphError(f"%{s.name} is not in graph {graph.name!r}: make it by Graph.of")
     for t in graph:
         if not OURS.isdisjoint(t.name):
             raise GraphError(f"{line(t)}: names with @ or # are the plan's own; choose another")

@@ -256,7 +256,8 @@ class Region:
 
     def start(self, run: int) -> int:
         """Where the value begins in run `run`."""
-        return self.offsets[run % len(self.offsets)]
+        offsets = self.offsets
+        return offsets[0] if len(offsets) == 1 else offsets[run % len(offsets)]
 
 
 @dataclass(frozen=True, eq=False)

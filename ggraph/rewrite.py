@@ -44,7 +44,9 @@ class Rule:
 
 def _changing(graph: Graph) -> frozenset[str]:
     """Names of the values that an op overwrites: who reads them must do so before."""
-    return frozenset(t.overwritten.root.name for t in graph.nodes if t.overwritten is not None)
+    return frozenset(
+        t.overwritten.root.name for t in graph.overwriting if t.overwritten is not None
+    )
 
 
 def merge_duplicates(graph: Graph, homes: Mapping[str, str] | None = None) -> Graph:
@@ -58,9 +60,10 @@ def merge_duplicates(graph: Graph, homes: Mapping[str, str] | None = None) -> Gr
     heir: dict[str, Tensor] = {}
     changing = _changing(graph)
     for t in graph:
-        if t.is_leaf or t.name in changing:
+        if t.spec is None or t.name in changing:
             continue
-        sources = tuple(heir.get(s.name, s).name for s in t.sources)
+        names = [s.name for s in t.sources]
+        sources = tuple([heir[n].name if n in heir else n for n in names])
         key = (t.op, sources, frozen(t.attrs), t.shape, t.dtype, homes.get(t.name))
         kept = first.setdefault(key, t)
         if kept is not t and not t.is_output and t.overwritten is None:
@@ -77,7 +80,7 @@ def drop_identities(graph: Graph) -> Graph:
     heir: dict[str, Tensor] = {}
     changing = _changing(graph)
     for t in graph:
-        if not t.is_output and _is_identity(t) and changing.isdisjoint(_roots(t)):
+        if _is_identity(t) and not t.is_output and changing.isdisjoint(_roots(t)):
             source = t.sources[0]
             heir[t.name] = heir.get(source.name, source)
     return graph.replace(heir) if heir else graph
@@ -96,7 +99,7 @@ def copy_windows(graph: Graph, known: Known) -> Graph:
         return copies[s.name]
 
     for t in graph.nodes:
-        if t.is_view or all(s.is_contiguous for s in t.sources) or known.runs(t):
+        if all(s.is_contiguous for s in t.sources) or known.runs(t):
             continue
         sources = [whole(s) for s in t.sources]
         heir = apply(t.op, *sources, name=t.name, **t.attrs)
@@ -108,12 +111,13 @@ def copy_windows(graph: Graph, known: Known) -> Graph:
 
 def _roots(t: Tensor) -> list[str]:
     """Names of the values that `t` shows or is, and that it reads."""
-    return [s.root.name for s in (t, *t.sources)]
+    return [(s if s.view_src is None else s.view_src).name for s in (t, *t.sources)]
 
 
 def _is_identity(t: Tensor) -> bool:
-    by_1 = t.op == "scale" and t.attrs["scale"] == 1.0 and t.attrs["bias"] == 0.0
-    if not by_1 and t.op not in ("cont", "cast"):
+    op = t.op
+    by_1 = op == "scale" and t.attrs["scale"] == 1.0 and t.attrs["bias"] == 0.0
+    if not by_1 and op not in ("cont", "cast"):
         return False
     source = t.sources[0]
     same = source.dtype is t.dtype and source.shape == t.shape and source.strides == t.strides
@@ -129,10 +133,11 @@ def _hidden(graph: Graph) -> dict[str, list[Tensor]]:
     """The readers of each computed tensor that nobody else may want, by its name, where they may
     read its sources in its place."""
     users, changing = graph.users(), _changing(graph)
+    kept = {t.name for t in (*graph.outputs, *graph.overwriting)}
     return {
         t.name: users[t.name]
         for t in graph.nodes
-        if not t.is_output and t.overwritten is None and changing.isdisjoint(_roots(t))
+        if t.name not in kept and changing.isdisjoint(_roots(t))
     }
 
 
@@ -153,9 +158,9 @@ def fuse(graph: Graph, known: Known) -> Graph:
     units = _gated(graph, known, lonely)
     heirs = {n: t for n, t in units.items() if many or prod(t.shape[:-1]) <= FEW_ROWS}
     for t in graph.nodes:
-        made = (f(t, lonely) for name, f in FUSIONS.items() if name in known.fused)
-        heir = next((h for h in made if h is not None and known.runs(h)), None)
-        if heir is not None:
+        fused, make = FUSIONS.get(t.op, ("", None))
+        heir = make(t, lonely) if make is not None and fused in known.fused else None
+        if heir is not None and known.runs(heir):
             heirs[t.name] = heir
     return graph.replace(heirs) if heirs else graph
 

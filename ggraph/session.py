@@ -28,6 +28,7 @@ from ggraph.arrays import (
 from ggraph.backends.host import PAGE, HostMemory, parted
 from ggraph.backends.protocol import Backends, Memory
 from ggraph.device import check_backends
+from ggraph.env import uncollected
 from ggraph.errors import BackendError, InputError, ModelError, shown
 from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
@@ -105,7 +106,7 @@ class Session:
         not what the graph says or a name that an earlier plan uses for something else, and what
         `make_plan` raises.
         """
-        with self._lock:
+        with self._lock, uncollected():
             self._check_whole()
             graph = build() if callable(build) else build
             if not isinstance(graph, Graph):
@@ -343,8 +344,7 @@ class Session:
         verified = make_plan(graph, specs, self._where_leaves_lie(graph))
         planned = time.perf_counter()
         self._tell(verified)
-        inputs = frozenset(t.name for t in graph.leaves(Kind.INPUT))
-        leaves = dict(self._leaves)
+        inputs, leaves = frozenset(t.name for t in graph.leaves(Kind.INPUT)), dict(self._leaves)
         try:
             self._load(verified, weights, leaves)
             self._executors[key] = Executor(verified, self._given, self._external, inputs)

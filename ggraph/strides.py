@@ -13,15 +13,15 @@ def contiguous(shape: Sequence[int], dtype: DType) -> tuple[int, ...]:
     """Row-major strides in bytes; the last is one element or one block."""
     if not shape:
         return ()
-    if any(n < 0 for n in shape):
+    if min(shape) < 0:
         raise ShapeError(f"negative size in shape {tuple(shape)}")
     strides, step = [dtype.block_bytes], dtype.row_bytes(shape[-1])
-    for n in reversed(shape[:-1]):
+    for n in shape[-2::-1]:
         strides.append(step)
         step *= n
     if step > MAX_BYTES:
         raise ShapeError(f"{dtype}{list(shape)} needs more than {MAX_BYTES} bytes")
-    return tuple(reversed(strides))
+    return tuple(strides[::-1])
 
 
 def runs(

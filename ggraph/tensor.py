@@ -6,7 +6,7 @@ particular op: `ggraph.ops` registers its records here, so that operators on ten
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -33,7 +33,7 @@ DTypeLike = DType | str | type[np.generic]
 
 def frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
     """Attributes as a key: 0.0 and -0.0 are equal, and not the same."""
-    return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
+    return tuple([(k, _frozen(v)) for k, v in sorted(attrs.items())]) if attrs else ()
 
 
 def _frozen(value: object) -> object:
@@ -219,11 +219,16 @@ class Tensor(Unchanging, Face):
         return self if self.view_src is None else self.view_src
 
     @cached_property
+    def roots(self) -> tuple["Tensor", ...]:
+        """The roots of the sources, one for each."""
+        return tuple([s if s.view_src is None else s.view_src for s in self.sources])
+
+    @cached_property
     def storage(self) -> "Tensor":
         """The tensor whose bytes hold this one: through views, and back along overwrites."""
         t = self.root
-        while t.overwritten is not None:
-            t = t.overwritten.root
+        while (over := t.overwritten) is not None:
+            t = over.root
             if "storage" in vars(t):  # a state may be overwritten thousands of times
                 return t.storage
         return t
@@ -241,9 +246,10 @@ class Tensor(Unchanging, Face):
     @property
     def overwritten(self) -> "Tensor | None":
         """The source whose bytes this result replaces, if its op overwrites one."""
-        if self.spec is None or self.spec.overwrites is None:
+        spec = self.spec
+        if spec is None or spec.overwrites is None:
             return None
-        return self.sources[self.spec.overwrites]
+        return self.sources[spec.overwrites]
 
     @property
     def viewed(self) -> "Tensor | None":
@@ -262,9 +268,12 @@ class Tensor(Unchanging, Face):
         """Bytes from the first to the end of the last element (gaps of a view included)."""
         if self.size == 0:
             return 0
-        steps = [*self.shape[:-1], self.shape[-1] // self.dtype.block] if self.shape else []
-        reach = sum((n - 1) * s for n, s in zip(steps, self.strides, strict=True))
-        return reach + self.dtype.block_bytes
+        dtype = self.dtype
+        if len(self.shape) > 1 and self.is_contiguous:
+            return self.shape[0] * self.strides[0]
+        steps = [*self.shape[:-1], self.shape[-1] // dtype.block] if self.shape else []
+        reach = sum([(n - 1) * s for n, s in zip(steps, self.strides, strict=True)])
+        return reach + dtype.block_bytes
 
     def byte_ranges(self, limit: int = 64) -> tuple[tuple[int, int], ...]:
         """Half-open byte ranges within `root` that hold this tensor, merged and in order.
@@ -275,10 +284,10 @@ class Tensor(Unchanging, Face):
             raise ShapeError(f"{self!r}: limit={shown(limit)}: expected a whole number")
         if self.size == 0:
             return ()
-        whole, found = ((self.offset, self.offset + self.nbytes),), None
+        found = None
         if not self.is_contiguous:
             found = runs(self.shape, self.strides, self.dtype, self.offset, limit)
-        return whole if found is None else found
+        return ((self.offset, self.offset + self.nbytes),) if found is None else found
 
     def named(self, name: str) -> "Tensor":
         """The same tensor under another name; go on with the result, not with the original."""
@@ -299,21 +308,21 @@ class Tensor(Unchanging, Face):
             raise AttributeError(f"a tensor has no {name!r}{known}")
 
 
-_FIELDS = tuple(f.name for f in fields(Tensor))
-
-
 def altered(t: Tensor, **fields: Any) -> Tensor:
     """`t` under another name or of other sources; what is known of its bytes is kept."""
     made = object.__new__(Tensor)
-    vars(made).update(vars(t), **fields)
-    vars(made).pop("storage", None)
+    held = made.__dict__
+    held.update(t.__dict__)
+    held.update(fields)
+    held.pop("storage", None)
+    held.pop("roots", None)
     return made
 
 
-def _sound(*values: object) -> Tensor:
-    """A tensor of fields that need not be asked, in order; those left out are as declared."""
+def sound(*, attrs: Attrs = NO_ATTRS, **fields: object) -> Tensor:
+    """A tensor of fields that need not be asked; those left out are as declared."""
     made = object.__new__(Tensor)
-    vars(made).update(zip(_FIELDS, values, strict=False))
+    made.__dict__.update(fields, attrs=attrs)
     return made
 
 
@@ -334,7 +343,10 @@ def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DTypeLike) -> Tenso
         raise GraphError(f"{kind.value}: expected a name, got {shown(name)}")
     sizes, known = sizes_of(name, shape), as_dtype(dtype)
     strides = contiguous(sizes, known)
-    return _sound(scoped(name), sizes, known, kind, strides, None, (), NO_ATTRS)
+    return sound(
+        name=scoped(name), shape=sizes, dtype=known, kind=kind, strides=strides,
+        is_contiguous=True,
+    )  # fmt: skip
 
 
 def sizes_of(name: str, shape: object) -> tuple[int, ...]:
@@ -367,14 +379,18 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
     if spec is None:
         raise GraphError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
     meta = spec.infer(sources, attrs)
-    strides = meta.strides or contiguous(meta.shape, meta.dtype)
-    viewed = None if spec.view_of is None else sources[spec.view_of]
-    window = (None, 0) if viewed is None else (viewed.root, viewed.offset + meta.offset)
-    given = MappingProxyType(dict(attrs))
-    made = _sound(
-        scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given, *window
-    )
-    check_overwrite(made)
+    made = sound(
+        name=scoped(name), shape=meta.shape, dtype=meta.dtype, kind=Kind.COMPUTED,
+        strides=meta.strides or contiguous(meta.shape, meta.dtype), spec=spec, sources=sources,
+        attrs=MappingProxyType(attrs),
+    )  # fmt: skip
+    if not meta.strides:
+        vars(made)["is_contiguous"] = True
+    if spec.view_of is not None:
+        viewed = sources[spec.view_of]
+        vars(made).update(view_src=viewed.root, offset=viewed.offset + meta.offset)
+    if spec.overwrites is not None:
+        check_overwrite(made)
     return made
 
 

@@ -1,5 +1,6 @@
 """Every graph that decoding uses is verified, and a tampered copy of each plan is refused."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ import pytest
 from head_loop import grown, layer, saved, variant
 
 from ggraph.alloc import allocate
+from ggraph.backends.cpu import cpu_spec
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import move_graph
@@ -138,3 +140,33 @@ def test_plans_are_verified_and_tampered_copies_refused(name: str) -> None:
         if name != "cache move":
             verdict = examine(collided(verified.plan))
             assert isinstance(verdict, CounterExample), name
+
+
+def calls(run: Callable[[], VerifiedPlan]) -> tuple[VerifiedPlan, int]:
+    """What `run` makes, and how many functions it called, Python's own among them."""
+    count, before = 0, sys.getprofile()
+
+    def called(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        return run(), count
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize(("name", "most"), [("tiny/llama_tied", 1650), ("tiny2/gemma3_text", 1500)])
+def test_what_a_new_number_of_rows_costs(name: str, most: int) -> None:
+    """A step of rows that has not run before waits for its plan. Calls of functions per command,
+    from the graph to the proof: no clock can say that apart from noise."""
+    model, cpu = open_model(TINY.parent / name), cpu_spec("cpu")
+
+    def planned(rows: int) -> VerifiedPlan:
+        return make_plan(model.build(StepShape(rows, 256, rows, 513)), [cpu])
+
+    planned(6)  # meets most of the ops' kernels for the first time
+    verified, count = calls(lambda: planned(7))
+    commands = len(verified.plan.schedule.commands)
+    assert count <= most * commands, f"{count / commands:.0f} calls per command"

@@ -1,5 +1,6 @@
 """Session: one plan per key, weights and states that live on, and clear refusals."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,35 @@ def test_replay_builds_and_plans_nothing() -> None:
     assert built == [1]
     assert session.plans_made == 1
     session.close()
+
+
+def test_nothing_looks_for_cycles_while_a_plan_is_made_and_bound() -> None:
+    """Each search walks through all that the process holds; what prepares a plan leaves none."""
+    x, w = input("x", (2, 8)), weight("w", (8, 8))
+    searched: list[bool] = []
+
+    def build() -> Graph:
+        searched.append(gc.isenabled())
+        return Graph.of({"y": ops.mul_mat(w, x) + x})
+
+    def weights(t: Tensor) -> Array:
+        searched.append(gc.isenabled())
+        return np.ones(t.shape, np.float32)
+
+    with Session({"cpu": open_backend("cpu")}) as session:
+        session.prepare("as it will be", build, weights)
+        was = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            session.prepare("again", build, weights)
+            assert gc.collect() == 0, "binding leaves cycles"
+            gc.enable()
+            session.prepare("a third time", build, weights)
+            assert gc.isenabled(), "who had it on finds it so"
+        finally:
+            (gc.enable if was else gc.disable)()
+    assert searched == [False] * 4  # three graphs, one weight
 
 
 def test_plans_share_weights_and_states() -> None:

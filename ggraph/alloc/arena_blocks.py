@@ -69,11 +69,14 @@ class _Grouper:
             if root != name:
                 over = schedule.values[name].same_as
                 self.causes[name] = f"on %{over}'s bytes, which it overwrites"
-        rows = [sorted({i for v in of for i in used[v]}) for of in members.values()]
+        rows = [
+            used[of[0]] if len(of) == 1 else sorted({i for v in of for i in used[v]})
+            for of in members.values()
+        ]
         s = spans(order, rows)
         for k, of in enumerate(members.values()):
             values = [schedule.values[v] for v in of]
-            nbytes, plain = max(v.nbytes for v in values), all(map(_is_plain, values))
+            nbytes, plain = max([v.nbytes for v in values]), all(map(_is_plain, values))
             group = _Group(of, nbytes, plain, rows[k], s.last[k], s.meet2[k])
             self.group.update(dict.fromkeys(of, group))
 
@@ -128,7 +131,7 @@ class _Grouper:
     def block(self, group: _Group) -> Block:
         """The finished block."""
         values = [self.schedule.values[name] for name in group.values]
-        slots = max(v.slots for v in values)
+        slots = max([v.slots for v in values])
         pinned = slots > 1 or any(v.initial or v.kept for v in values)
         size = self.size(group) * slots
         rows = tuple(sorted(set(group.rows)))
@@ -148,6 +151,7 @@ def make_blocks(schedule: Schedule, order: Precedence) -> Blocks:
     grouper = _Grouper(schedule, order)
     grouper.replace_all()
     groups = {id(g): g for g in grouper.group.values()}.values()
-    inside = [g for g in groups if not any(schedule.values[v].external for v in g.values)]
+    values = schedule.values
+    inside = [g for g in groups if not any(values[v].external for v in g.values)]
     blocks = tuple(grouper.block(g) for g in inside)
     return Blocks(blocks, grouper.causes, spans(order, [b.rows for b in blocks]), order)

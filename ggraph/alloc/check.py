@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ggraph.alloc.dyn import check_alignment
 from ggraph.device import HOST
 from ggraph.errors import AllocError
-from ggraph.plan import HOST_STEPS, Access, Command, Schedule, Value
+from ggraph.plan import HOST_STEPS, Command, Schedule, Value
 from ggraph.strides import MAX_BYTES
 
 HOST_ALIGNMENT = 64  # bytes; a cache line
@@ -49,7 +49,10 @@ def _check_value(v: Value, schedule: Schedule, known: dict[str, int]) -> None:
 def roots(schedule: Schedule) -> dict[str, str]:
     """For each value the one on whose bytes it must lie (itself unless it overwrites another)."""
     found: dict[str, str] = {}
-    for name in schedule.values:
+    for name, v in schedule.values.items():
+        if v.same_as is None:
+            found[name] = name
+            continue
         way = {name: None}
         while (last := next(reversed(way))) not in found:
             over = _overwritten(schedule.values, last)
@@ -80,13 +83,10 @@ def _check_command(i: int, c: Command, schedule: Schedule, streams: dict[str, in
         if not 0 <= c.actor.stream < streams[c.actor.device]:
             have = streams[c.actor.device]
             raise AllocError(f"{here}: unknown stream {c.actor}; the device has {have}")
+    values = schedule.values
     for a in (*c.reads, *c.writes):
-        _check_access(i, a, schedule)
-
-
-def _check_access(i: int, a: Access, schedule: Schedule) -> None:
-    v = schedule.values.get(a.value)
-    if v is None:
-        raise AllocError(f"command {i}: access {a} to a value that the schedule does not list")
-    if not 0 <= a.start <= a.stop <= v.nbytes:
-        raise AllocError(f"command {i}: access {a} is outside %{v.name} of {v.nbytes} bytes")
+        v = values.get(a.value)
+        if v is None:
+            raise AllocError(f"command {i}: access {a} to a value that the schedule does not list")
+        if not 0 <= a.start <= a.stop <= v.nbytes:
+            raise AllocError(f"command {i}: access {a} is outside %{v.name} of {v.nbytes} bytes")

@@ -37,11 +37,17 @@ class Packing:
         found: list[int] = self.size.tolist()
         return found
 
+    @cached_property
+    def starts(self) -> list[int]:
+        """`start` in the same way."""
+        found: list[int] = self.start.tolist()
+        return found
+
 
 def fit_one(p: Packing, b: int, at: Sequence[int], *, best: bool) -> int:
     """Offset for block b among those placed `at` their offsets: the lowest gap that holds it, or
     the tightest when `best`."""
-    sizes, need, near = p.sizes, p.sizes[b], p.near[p.start[b] : p.start[b + 1]].tolist()
+    sizes, need, near = p.sizes, p.sizes[b], p.near[p.starts[b] : p.starts[b + 1]].tolist()
     found, tightest, low = None, NO_LIMIT, 0
     for n in sorted([n for n in near if at[n] >= 0], key=at.__getitem__):
         start = at[n]

@@ -46,7 +46,7 @@ class Layout:
     def put(self, name: str, index: int, offset: int, slots: int, stride: int) -> None:
         """Value `name` at `offset` of its device's arena `index`; slots follow at `stride`."""
         v = self.schedule.values[name]
-        offsets = tuple(offset + k * stride for k in range(slots))
+        offsets = (offset,) if slots == 1 else tuple([offset + k * stride for k in range(slots)])
         self.regions[name] = Region(arena(v.device, index), offsets, v.nbytes)
         end = align_up(offsets[-1] + v.nbytes, self.align[v.device])
         self.ends[v.device, index] = max(end, self.ends.get((v.device, index), 0))

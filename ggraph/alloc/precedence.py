@@ -10,6 +10,7 @@ Legend: n = commands of one run, A = actors, V = values, i j = rows of the unrol
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,18 +83,19 @@ def precedence(schedule: Schedule, extra: Iterable[Edge] = ()) -> Precedence:
     """
     n = len(schedule.commands)
     rows = schedule.commands * 2
-    actors = tuple(dict.fromkeys((HOST_ACTOR, *map(actor_of, rows))))
+    by = [*map(actor_of, schedule.commands)]
+    actors = tuple(dict.fromkeys((HOST_ACTOR, *by)))
     number = {a: k for k, a in enumerate(actors)}
-    who = tuple(number[actor_of(c)] for c in rows)
+    who = tuple([number[a] for a in by]) * 2
     direct = _direct(rows, who, number)
     for before, after in extra:
         for run in (0, n):
             direct[run + after] = (*direct[run + after], run + before)
     clock: list[list[int]] = []
     for preds in direct:
-        known = [0] * len(actors)
+        known = list(clock[preds[0]]) if preds else [0] * len(actors)
         for p in preds:
-            known = list(map(max, known, clock[p]))
+            known = list(map(max, known, clock[p])) if p != preds[0] else known
             known[who[p]] = max(known[who[p]], p + 1)
         clock.append(known)
     table = np.array(clock, dtype=np.int64).reshape(2 * n, len(actors))
@@ -118,7 +120,7 @@ def _direct(
         if c.do is Do.RECORD and c.event is not None:
             recorded[c.event] = i
         last[who[i]] = i
-        out.append(tuple(sorted(p for p in before if p is not None)))
+        out.append(tuple(sorted([p for p in before if p is not None])))
     return out
 
 
@@ -145,7 +147,7 @@ def accesses(schedule: Schedule) -> dict[str, list[int]]:
     """For each value the commands that read or write it, in list order."""
     found: dict[str, list[int]] = {name: [] for name in schedule.values}
     for i, c in enumerate(schedule.commands):
-        for name in dict.fromkeys(a.value for a in (*c.reads, *c.writes) if a.stop > a.start):
+        for name in dict.fromkeys([a.value for a in (*c.reads, *c.writes) if a.stop > a.start]):
             found[name].append(i)
     return found
 
@@ -158,7 +160,7 @@ def spans(order: Precedence, sets: Sequence[Sequence[int]]) -> Spans:
     count = np.array([len(rows) for rows in sets], dtype=np.int64)
     used = np.flatnonzero(count)
     if len(used):
-        row = np.fromiter((i for rows in sets for i in rows), np.int64, count.sum())
+        row = np.fromiter(chain.from_iterable(sets), np.int64, count.sum())
         where = (np.repeat(np.arange(len(sets)), count), order.who[row])
         np.minimum.at(first, where, row + 1)
         np.maximum.at(last, where, row + 1)

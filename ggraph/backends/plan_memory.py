@@ -28,5 +28,6 @@ class PlanMemory:
         return Launch(c, self._ref(t, run), sources, scratch or {})
 
     def _ref(self, t: Tensor, run: int) -> Ref:
-        memory, offset = self.at(t.root.name, run)
+        root = t if t.view_src is None else t.view_src
+        memory, offset = self.at(root.name, run)
         return Ref(t, memory, offset + t.offset)

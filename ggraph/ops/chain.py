@@ -15,6 +15,7 @@ is kept of it; `repeat` spreads a source over the space. The reference runs the 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ggraph.dtype import F16, F32
 from ggraph.errors import ShapeError
@@ -31,6 +32,7 @@ from ggraph.tensor import (
     Tensor,
     apply,
     register,
+    sound,
 )
 
 MOST_SOURCES, MOST_STEPS = 8, 16
@@ -73,6 +75,7 @@ def _read(text: str) -> Attr:
         raise ShapeError(f"no attribute: {text!r}") from None
 
 
+@lru_cache(1024)
 def links(program: str) -> tuple[Link, ...]:
     """The steps of a program. ShapeError for what is none."""
     found = []
@@ -120,28 +123,34 @@ def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     known = {letter(i): s for i, s in enumerate(sources)}
     space: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     for i, step in enumerate(steps):
-        expect(set(step.args) <= set(known), f"{step}: known are {', '.join(known)}")
+        if not known.keys() >= {*step.args}:
+            raise ShapeError(f"{step}: known are {', '.join(known)}")
         given = [known[a] for a in step.args]
         meta = OPS[step.op].infer(given, step.attrs)
         axes = reduced_axes(step.op, given, step.attrs)
         if axes is not None:
             space = space or (given[0].shape, axes)
-            expect((given[0].shape, axes) == space, f"{step} reduces another space than {space}")
+            if (given[0].shape, axes) != space:
+                raise ShapeError(f"{step} reduces another space than {space}")
         spread = spreads(step.op, given, step.attrs) and not step.args[0].isdigit()
-        expect(step.op != "repeat" or spread, f"{step}: only a source's axes of 1 repeat")
-        known[str(i)] = Tensor(
-            str(i), meta.shape, meta.dtype, sources[0].kind, (0,) * len(meta.shape)
-        )
+        if step.op == "repeat" and not spread:
+            raise ShapeError(f"{step}: only a source's axes of 1 repeat")
+        known[str(i)] = sound(
+            name=str(i), shape=meta.shape, dtype=meta.dtype, kind=sources[0].kind,
+            strides=(0,) * len(meta.shape),
+        )  # fmt: skip
     idle = set(map(letter, range(len(sources)))) - {a for step in steps for a in step.args}
     expect(not idle, f"no step takes {', '.join(sorted(idle))}")
     whole, kept = _shapes(meta.shape, space)
-    for i in range(len(steps)):
-        expect(
-            space is None or known[str(i)].shape in (whole, kept), f"{steps[i]}: of another shape"
-        )
+    for i, step in enumerate(steps if space is not None else ()):
+        if known[str(i)].shape not in (whole, kept):
+            raise ShapeError(f"{step}: of another shape")
+    everything = sound(
+        name="all", shape=whole, dtype=F32, kind=sources[0].kind, strides=(0,) * len(whole)
+    )
     for s in sources:
         plain_float(s)
-        repeats_into(s, Tensor("all", whole, F32, s.kind, (0,) * len(whole)))
+        repeats_into(s, everything)
     return Meta(meta.shape, meta.dtype)
 
 

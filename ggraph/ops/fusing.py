@@ -25,8 +25,6 @@ def gated(t: Tensor, lonely: Container[str]) -> Tensor | None:
 
 def _fused_norm(t: Tensor, lonely: Container[str]) -> Tensor | None:
     """`mul(rms_norm(x), w)` -> `rms_norm_mul(x, w)`."""
-    if t.op != "mul":
-        return None
     x, w = t.sources
     vector = w.is_leaf and w.dtype is F32 and w.shape == x.shape[-1:]
     if x.op != "rms_norm" or x.name not in lonely or not vector:
@@ -36,7 +34,7 @@ def _fused_norm(t: Tensor, lonely: Container[str]) -> Tensor | None:
 
 def _fused_product(t: Tensor, lonely: Container[str]) -> Tensor | None:
     """`add(a, mul_mat(w, x))`, in either order -> `mul_mat_add(w, x, a)`."""
-    if t.op != "add" or t.sources[0].shape != t.sources[1].shape:
+    if t.sources[0].shape != t.sources[1].shape:
         return None
     for product, rest in (t.sources, t.sources[::-1]):
         if product.op == "mul_mat" and product.name in lonely and rest.dtype is F32:
@@ -46,7 +44,7 @@ def _fused_product(t: Tensor, lonely: Container[str]) -> Tensor | None:
 
 def _fused_rope(t: Tensor, lonely: Container[str]) -> Tensor | None:
     """`set_rows(cache, rope(x), index)` -> `rope_set_rows(cache, x, positions, index)`."""
-    if t.op != "set_rows" or t.sources[1].op != "rope" or t.sources[1].name not in lonely:
+    if t.sources[1].op != "rope" or t.sources[1].name not in lonely:
         return None
     cache, turned, index = t.sources
     x, positions, *factors = turned.sources
@@ -55,8 +53,9 @@ def _fused_rope(t: Tensor, lonely: Container[str]) -> Tensor | None:
     return apply("rope_set_rows", cache, x, positions, index, *factors, name=t.name, **turned.attrs)
 
 
-FUSIONS: dict[str, Callable[[Tensor, Container[str]], Tensor | None]] = {
-    "rms_norm_mul": _fused_norm,
-    "mul_mat_add": _fused_product,
-    "rope_set_rows": _fused_rope,
+FUSIONS: dict[str, tuple[str, Callable[[Tensor, Container[str]], Tensor | None]]] = {
+    "mul": ("rms_norm_mul", _fused_norm),
+    "add": ("mul_mat_add", _fused_product),
+    "set_rows": ("rope_set_rows", _fused_rope),
 }
+"""By the op that ends them: the fused op, and what makes it."""

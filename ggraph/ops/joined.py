@@ -44,7 +44,9 @@ def chains(nodes: Sequence[Tensor], around: Around) -> dict[str, Tensor]:
 def _joined(root: Tensor, around: Around) -> tuple[Tensor, list[Tensor]] | None:
     """`root` with what only it reads as one chain, and the members of that chain; None where there
     is nothing to join."""
-    for space, axes in _spaces(root, around) if root.name not in around.apart else ():
+    if root.name in around.apart or not (_of_elements(root) or _axes(root) is not None):
+        return None
+    for space, axes in _spaces(root, around):
         found = _without_dear(root, around, space, axes)
         reduces = any(_axes(t) is not None for t in found)
         if len(found) > 1 and reduces == (axes is not None):
@@ -65,8 +67,7 @@ def _of_elements(t: Tensor) -> bool:
         return False
     if t.op == "chain":
         return all(link.of_elements for link in _links(t))
-    numbers = all(isinstance(v, int | float) for v in t.attrs.values())
-    return t.spec.elementwise and numbers
+    return t.spec.elementwise and all(isinstance(v, int | float) for v in t.attrs.values())
 
 
 def _links(t: Tensor) -> tuple[Link, ...]:
@@ -95,6 +96,8 @@ def _without_dear(root: Tensor, around: Around, space: Shape, axes: Shape | None
     apart = set(around.apart)
     while True:
         found = _region(root, around, space, axes, apart)
+        if len(found) < 2:
+            return found
         passes = _passes(found, space) if axes is not None else {}
         dear = [t for t in found[:-1] if len(passes.get(t.name, ())) > 1 and _is_dear(t)]
         if not dear or _holds(found):

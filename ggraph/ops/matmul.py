@@ -23,12 +23,13 @@ def _mul_mat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     real_valued(w)
     if x.dtype is not A8:
         plain_float(x)
-    expect(w.shape[-1] == x.shape[-1], f"inner sizes {w.shape[-1]} and {x.shape[-1]} differ")
-    expect(len(w.shape) <= len(x.shape), f"{w.label} has more axes than {x.label}")
-    pairs = zip(reversed(w.shape[:-2]), reversed(x.shape[:-2]), strict=False)
-    fits = all(b % a == 0 if a else b == 0 for a, b in pairs)
-    expect(fits, f"leading axes {list(x.shape[:-2])} are no multiple of {list(w.shape[:-2])}")
-    return Meta((*x.shape[:-1], w.shape[-2]), F32)
+    (*many, n, k), rows = w.shape, x.shape
+    expect(k == rows[-1], lambda: f"inner sizes {k} and {rows[-1]} differ")
+    expect(len(w.shape) <= len(rows), lambda: f"{w.label} has more axes than {x.label}")
+    pairs = zip(reversed(many), reversed(rows[:-2]), strict=False)
+    fits = not many or all(b % a == 0 if a else b == 0 for a, b in pairs)
+    expect(fits, lambda: f"leading axes {list(rows[:-2])} are no multiple of {many}")
+    return Meta((*rows[:-1], n), F32)
 
 
 def _paired(w: Array, x: Array) -> tuple[Array, Array]:

@@ -18,13 +18,13 @@ def rule(op: str, signature: str, body: Rule) -> Rule:
     """`body` behind a check of the number of sources; its ShapeErrors get the call in front."""
     names = signature.split()
     required = [n.rstrip("+") for n in names if not n.endswith("?")]
-    optional = [n.rstrip("?") for n in names if n.endswith("?")]
+    optional = [(n.rstrip("?"), f"has_{n.rstrip('?')}") for n in names if n.endswith("?")]
     any_number = signature.endswith("+")
 
     def infer(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
         try:
-            wanted = required + [n for n in optional if flag(attrs, f"has_{n}")]
-            if len(sources) < len(wanted) or (len(sources) > len(wanted) and not any_number):
+            wanted = required + [n for n, has in optional if flag(attrs, has)]
+            if len(sources) != len(wanted) and not (any_number and len(sources) > len(wanted)):
                 raise ShapeError(f"expected the sources ({', '.join(wanted)}), got {len(sources)}")
             return body(sources, attrs)
         except ShapeError as e:

@@ -15,7 +15,6 @@ from ggraph.order.streams import (
     copied_bytes,
     copy_seconds,
     is_peer,
-    launch_seconds,
     link_seconds,
     mover,
 )
@@ -111,11 +110,12 @@ def _sync(label: str, actor: Actor | None) -> Command:
 
 def _launch(o: Ordering, out: Steps, t: Tensor) -> None:
     actor = o.streams.of[t.name]
-    seconds = launch_seconds(o.streams.spec(actor.device), t)
+    seconds = o.streams.seconds[t.name]
     held, filled = o.beside.of(t, actor)
     reads, writes = (*reads_of(t), *held), (*writes_of(t), *filled)
     c = Command(Do.LAUNCH, actor, t.name, t.name, reads, writes, seconds=seconds)
-    out.add(c, t.overwritten.root.name if t.overwritten is not None else None)
+    old = t.overwritten
+    out.add(c, old.root.name if old is not None else None)
 
 
 @dataclass(eq=False)

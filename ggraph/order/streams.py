@@ -23,6 +23,7 @@ class Streams:
 
     of: Mapping[str, Actor]
     specs: Mapping[str, DeviceSpec]
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each launch, estimated
 
     def spec(self, device: str) -> DeviceSpec:
         """The spec of a device by name."""
@@ -44,13 +45,14 @@ class _Times:
     finish: dict[str, float] = field(default_factory=dict)
     free: dict[Actor, float] = field(default_factory=dict)
     of: dict[str, Actor] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # of each launch
 
     def starts(self, t: Tensor, actors: Sequence[Actor], hop: float) -> list[float]:
         """When `t` can begin on each of the actors."""
-        made = (s.root.name for s in t.sources)
+        made = [root.name for root in t.roots]
         known = [(self.finish[name], self.of[name]) for name in made if name in self.finish]
         return [
-            max([self.free.get(a, 0.0), *(end if by == a else end + hop for end, by in known)])
+            max([self.free.get(a, 0.0), *[end if by == a else end + hop for end, by in known]])
             for a in actors
         ]
 
@@ -78,11 +80,12 @@ def assign(placement: Placement, streams: int, chosen: Mapping[str, int]) -> Str
             _launch(times, t, specs[device], [_stream(t, specs[device], chosen[t.name])])
         else:
             _launch(times, t, specs[device], able[device])
-    return Streams(times.of, specs)
+    return Streams(times.of, specs, times.seconds)
 
 
 def _launch(times: _Times, t: Tensor, spec: DeviceSpec, actors: Sequence[Actor]) -> None:
-    _put(times, t, actors, HOP * spec.launch_s, launch_seconds(spec, t))
+    times.seconds[t.name] = seconds = launch_seconds(spec, t)
+    _put(times, t, actors, HOP * spec.launch_s, seconds)
 
 
 def _put(times: _Times, t: Tensor, actors: Sequence[Actor], hop: float, seconds: float) -> None:

@@ -50,10 +50,12 @@ class Beside:
 
 def reads_of(t: Tensor) -> tuple[Access, ...]:
     """Every byte range that computing `t` reads."""
-    found: dict[Access, None] = {}
-    for s in t.sources:
-        found.update({Access(s.root.name, a, b): None for a, b in s.byte_ranges() if a < b})
-    return tuple(found)
+    found: dict[tuple[str, int, int], None] = {}
+    for s, root in zip(t.sources, t.roots, strict=True):
+        for start, stop in s.byte_ranges():
+            if start < stop:
+                found[root.name, start, stop] = None
+    return tuple([Access(*bytes_of) for bytes_of in found])
 
 
 def writes_of(t: Tensor) -> tuple[Access, ...]:
@@ -78,13 +80,12 @@ def values(
     last = frozenset(carried(graph).values())
     found: dict[str, Value] = {}
     for t in graph:
-        if t.is_view:
+        if t.view_src is not None:
             continue
         device = placement.of[t.name].device
         found[t.name] = _value(t, device, n_copies, t.name in last)
-    sizes = {t.name: t.nbytes for t in graph}
     for name, slots in staged.items():
-        found[staging(name)] = Value(staging(name), HOST, sizes[name], slots=slots)
+        found[staging(name)] = Value(staging(name), HOST, graph[name].nbytes, slots=slots)
     return found | {v.name: v for v in needed}
 
 
@@ -103,8 +104,8 @@ def _value(t: Tensor, device: str, n_copies: int, is_last: bool) -> Value:
 
 def _slots(t: Tensor, n_copies: int) -> int:
     """A device's copy of a rotating input rotates too."""
-    first = t.sources[0].root if t.sources else t
-    return n_copies if t.op == "copy" and first.is_leaf and first.kind is Kind.INPUT else 1
+    first = t.roots[0] if t.sources else t
+    return n_copies if first.kind is Kind.INPUT and t.op == "copy" and first.is_leaf else 1
 
 
 def _check_whole(t: Tensor, old: Tensor) -> None:

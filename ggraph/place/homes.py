@@ -66,9 +66,14 @@ def _together(work: Work) -> dict[str, list[Tensor]]:
     groups: dict[tuple[str, ...], list[Tensor]] = {}
     found: dict[str, list[Tensor]] = {}
     for t in work.graph.nodes:
-        beside = [s.name for s in t.sources if s.storage.kind is not Kind.WEIGHT]
+        held = [root.storage for root in t.roots]
+        weights = [leaf for leaf in held if leaf.kind is Kind.WEIGHT]
+        if not weights:
+            continue
+        of = zip(t.sources, held, strict=True)
+        beside = [s.name for s, leaf in of if leaf.kind is not Kind.WEIGHT]
         group = groups.setdefault((t.op, *beside) if beside else (t.name,), [])
-        for leaf in (s.storage for s in t.sources if s.storage.kind is Kind.WEIGHT):
+        for leaf in weights:
             if leaf.name not in found and leaf.name not in work.pinned:
                 group.append(leaf)
                 found[leaf.name] = group
@@ -111,7 +116,7 @@ def _with_room(
     """The first open device that can run all readers and has room for all of the group. A full
     device is closed, so that later small leaves do not tear the layers apart."""
     readers, nbytes = [r for t in group for r in work.users[t.name]], sum(t.nbytes for t in group)
-    able = [d.name for d in work.devices if all(d.supports(r) for r in readers)]
+    able = [d.name for d in work.devices if all(map(d.supports, readers))]
     for name in [d for d in able if d not in closed]:
         if room[name] >= nbytes:
             return name

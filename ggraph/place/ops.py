@@ -42,7 +42,8 @@ def _drawn(work: Work, t: Tensor) -> None:
 def _deciding(work: Work, t: Tensor) -> Tensor | None:
     """The largest weight or state that `t` reads, unless it is small and shared (such as rotary
     frequencies, which would draw every layer to one device)."""
-    kept = [s for s in t.sources if s.storage.kind in (Kind.WEIGHT, Kind.STATE)]
+    outer = (Kind.WEIGHT, Kind.STATE)
+    kept = [s for s, r in zip(t.sources, t.roots, strict=True) if r.storage.kind in outer]
     if not kept:
         return None
     best = max(kept, key=lambda s: s.nbytes)
@@ -78,20 +79,19 @@ def expand(work: Work) -> None:
     nodes = work.graph.nodes
     place_of = {t.name: i for i, t in enumerate(work.graph)}
     for avoided in (inputs, set[str]()):
-        for t in nodes:
-            near = [s for s in t.sources if s.root.name not in avoided]
-            near.sort(key=lambda s: place_of[s.root.name])
-            _take(work, t, near, "expansion from source")
-        for t in reversed(nodes):
+        for t in (t for t in nodes if t.name not in work.of):
+            pairs = zip(t.sources, t.roots, strict=True)
+            near = [(place_of[root.name], s) for s, root in pairs if root.name not in avoided]
+            near.sort(key=lambda found: found[0])
+            _take(work, t, [s for _, s in near], "expansion from source")
+        for t in reversed([t for t in nodes if t.name not in work.of]):
             _take(work, t, work.readers[t.name][::-1], "expansion from reader")
-    for t in nodes:
+    for t in (t for t in nodes if t.name not in work.of):
         _fall_back(work, t)
 
 
 def _take(work: Work, t: Tensor, near: list[Tensor], cause: str) -> None:
     """Give `t` the device of the largest neighbour that can run it; of equals, the last."""
-    if t.name in work.of:
-        return
     best: tuple[int, str, str] | None = None
     for n in near:
         device = work.at(n)
@@ -105,8 +105,6 @@ def _take(work: Work, t: Tensor, near: list[Tensor], cause: str) -> None:
 
 
 def _fall_back(work: Work, t: Tensor) -> None:
-    if t.name in work.of:
-        return
     known = (work.fallback, *work.devices)
     able = [d for d in known if work.able(d, t)] or [d for d in known if d.supports(t)]
     if not able:
@@ -212,8 +210,9 @@ def feed(work: Work) -> None:
 def follow(work: Work) -> None:
     """Views lie with what they look at; results that overwrite one lie with what they overwrite."""
     for t in work.graph:
-        if t.is_view:
-            work.put(t, work.of[t.root.name].device, f"follows %{t.root.name}")
+        root = t.view_src
+        if root is not None:
+            work.put(t, work.of[root.name].device, f"follows %{root.name}")
         elif t.overwritten is not None and not t.storage.is_leaf:
             home = work.of[t.storage.name].device
             work.require(t, home, f"it overwrites %{t.overwritten.name} there")

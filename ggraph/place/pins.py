@@ -57,7 +57,7 @@ def remaining(graph: Graph, pinned: Pinned) -> Pinned:
     Raises PlaceError for a pin of which other ops took in all that it matches.
     """
     found: dict[str, Pin] = {}
-    for t in graph:
+    for t in graph if pinned else ():
         if t.name in pinned:
             found.setdefault(t.root.name, pinned[t.name])
     held = set(found.values())
@@ -84,9 +84,7 @@ def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:
 
 def _with_storage(graph: Graph, pinned: dict[str, Pin]) -> dict[str, Pin]:
     """A pin on an overwriting result holds its storage too, and the reverse: they share bytes."""
-    for t in graph.nodes:
-        if t.overwritten is None:
-            continue
+    for t in graph.overwriting if pinned else ():
         home, mine = pinned.get(t.storage.name), pinned.get(t.name)
         if home and mine and home.device != mine.device:
             raise PlaceError(

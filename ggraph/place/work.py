@@ -41,8 +41,8 @@ class Work:
 
     def able(self, device: DeviceSpec, t: Tensor) -> bool:
         """Whether a device can run `t`, and all that overwrites its bytes, which stays there."""
-        heirs = (u for u in self.users[t.name] if u.storage is t and u.overwritten is not None)
-        return device.supports(t) and all(device.supports(u) for u in heirs)
+        heirs = [u for u in self.users[t.name] if u.overwritten is not None and u.storage is t]
+        return device.supports(t) and all(map(device.supports, heirs))
 
     def require(self, t: Tensor, device: str, why: str) -> None:
         """PlaceError unless `device` can run `t`."""
@@ -59,9 +59,9 @@ def begin(graph: Graph, devices: tuple[DeviceSpec, ...], pinned: Pinned) -> Work
     readers: dict[str, list[Tensor]] = {t.name: [] for t in graph}
     users: dict[str, list[Tensor]] = {t.name: [] for t in graph}
     for t in graph.nodes:
-        for name in {s.root.name: None for s in t.sources}:
-            readers[name].append(t)
-        for name in {s.storage.name: None for s in t.sources}:
-            users[name].append(t)
+        for root in dict.fromkeys(t.roots):
+            readers[root.name].append(t)
+        for held in dict.fromkeys([root.storage for root in t.roots]):
+            users[held.name].append(t)
     fallback = visible[-1] if visible else devices[-1]
     return Work(graph, devices, fallback, pinned, readers, users)

@@ -20,7 +20,7 @@ STALL = 8.0  # price of the host's look at the indices, in launches: a copy, a w
 
 def is_copy(t: Tensor) -> bool:
     """Whether `t` moves bytes between devices."""
-    return t.op == COPY
+    return t.spec is not None and t.spec.name == COPY
 
 
 @dataclass(eq=False)
@@ -94,8 +94,8 @@ def _wanted(placement: Placement) -> Iterator[tuple[str, str]]:
     of = placement.of
     for t in placement.graph.nodes:
         device = of[t.name].device
-        for s in t.sources:
-            if of[s.root.name].device != device:
+        for s, root in zip(t.sources, t.roots, strict=True):
+            if of[root.name].device != device:
                 yield s.name, device
                 for v, viewed in pairwise(_chain(s)):
                     if v.is_contiguous:

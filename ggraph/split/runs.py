@@ -10,9 +10,9 @@ from ggraph.split.copies import is_copy
 from ggraph.tensor import Tensor
 
 
-def _before_copy(t: Tensor) -> Tensor:
+def _before_copy(root: Tensor) -> Tensor:
     """The value itself: a copied one through its copy."""
-    return t.root.sources[0].root if is_copy(t.root) else t.root
+    return root.roots[0] if is_copy(root) else root
 
 
 def _predecessors(graph: Graph) -> dict[str, set[str]]:
@@ -24,12 +24,13 @@ def _predecessors(graph: Graph) -> dict[str, set[str]]:
     readers: dict[str, set[str]] = {}
     before: dict[str, set[str]] = {}
     for t in _workers(graph):
-        before[t.name] = {_before_copy(s).name for s in t.sources if not _before_copy(s).is_leaf}
-        for s in t.sources:
-            readers.setdefault(s.root.name, set()).add(t.name)
+        read = map(_before_copy, t.roots)
+        before[t.name] = {v.name for v in read if v.spec is not None}
+        for root in t.roots:
+            readers.setdefault(root.name, set()).add(t.name)
     for t in _workers(graph):
-        if t.overwritten is not None:
-            before[t.name] |= readers[t.overwritten.root.name] - {t.name}
+        if (old := t.overwritten) is not None:
+            before[t.name] |= readers[old.root.name] - {t.name}
     return before
 
 
@@ -107,14 +108,16 @@ def _issue_copies(graph: Graph, runs: list[list[str]]) -> list[list[str]]:
     for t in graph.nodes:
         if is_copy(t):
             copies.setdefault(t.sources[0].root.name, []).append(t.name)
+    made = {n for names in copies.values() for n in names}
     issued: set[str] = set()
     found: list[list[str]] = []
     for run in runs:
         found.append([])
         for n in run:
             t = graph[n]
-            due = [s.root.name for s in t.sources if is_copy(s.root)]
-            due += copies.get(t.overwritten.root.name, []) if t.overwritten is not None else []
+            due = [root.name for root in t.roots if root.name in made]
+            old = t.overwritten
+            due += copies.get(old.root.name, []) if old is not None else []
             found[-1] += [c for c in dict.fromkeys(due) if c not in issued]
             issued.update(due)
             found[-1].append(n)

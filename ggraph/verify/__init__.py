@@ -98,7 +98,7 @@ def _verdict(plan: Plan, iterations: int) -> Certificate | CounterExample:
 def _proved(plan: Plan, runs: int) -> Certificate | CounterExample:
     """The first fault in `runs` runs, or a certificate in which the bound is still missing."""
     proof = Proof(plan, clocks(plan.schedule.commands, runs), runs)
-    for fault in proof.faults():
+    if fault := proof.fault():
         return fault
     return Certificate(
         commands=len(plan.schedule.commands),

@@ -63,11 +63,12 @@ def _misshapen(c: Command) -> str:
         return f"{c.do.value} cannot touch {(c.writes or c.reads)[0]}"
     if c.waits_for is not None and c.do is not Do.HOST_SYNC:
         return f"{c.do.value} cannot wait for {c.waits_for}"
-    sizes = [sum(a.stop - a.start for a in part) for part in (c.reads, c.writes)]
     if c.event is not None and c.waits_for is not None:
         return f"{c.do.value} for {c.event!r} and for {c.waits_for}: one of them"
-    if c.do is Do.COPY and sizes[0] != sizes[1]:
-        return f"copy of {sizes[0]} bytes to {sizes[1]} bytes"
+    if c.do is Do.COPY:
+        sizes = [sum(a.stop - a.start for a in part) for part in (c.reads, c.writes)]
+        if sizes[0] != sizes[1]:
+            return f"copy of {sizes[0]} bytes to {sizes[1]} bytes"
     return ""
 
 
@@ -92,8 +93,9 @@ def _eventless(c: Command, recorders: Mapping[str | None, str]) -> str:
 
 
 def _out_of_range(c: Command, plan: Plan) -> str:
+    values = plan.schedule.values
     for a in (*c.reads, *c.writes):
-        value = plan.schedule.values.get(a.value)
+        value = values.get(a.value)
         if value is None:
             return f"access to unknown value {a.value!r}"
         if not 0 <= a.start <= a.stop <= value.nbytes:
@@ -103,14 +105,16 @@ def _out_of_range(c: Command, plan: Plan) -> str:
 
 def _out_of_reach(c: Command, plan: Plan, devices: Mapping[str, DeviceSpec]) -> str:
     """Kernels and the host touch memory that they see; copies are there for the rest."""
+    if c.do is Do.COPY:
+        return ""
+    values, mine = plan.schedule.values, c.actor.device
     for a in (*c.reads, *c.writes):
-        home = plan.schedule.values[a.value].device
-        if c.do is not Do.COPY and not _sees(c.actor.device, home, devices):
+        home = values[a.value].device
+        if home != mine and not _sees(mine, home, devices):
             return f"{c.do.value} on {c.actor} cannot reach {a} on {home}"
     return ""
 
 
 def _sees(device: str, home: str, devices: Mapping[str, DeviceSpec]) -> bool:
-    """One's own memory; among host and host-visible devices, anyone's."""
-    open_to_all = (d == HOST or devices[d].host_visible for d in (device, home))
-    return device == home or all(open_to_all)
+    """Another's memory: among host and host-visible devices, anyone's."""
+    return all(d == HOST or devices[d].host_visible for d in (device, home))

@@ -22,15 +22,17 @@ def value_faults(plan: Plan) -> Iterator[CounterExample]:
     """
     if not plan.graph.tensors:
         return
-    tensors = {t.name: t for t in plan.graph if not t.is_view}
+    tensors = {t.name: t for t in plan.graph if t.view_src is None}
     values = plan.schedule.values
-    if len({t.name for t in plan.graph}) < len(plan.graph):
+    if len(plan.graph.named) < len(plan.graph):
         yield CounterExample("declaration", "two tensors of the graph have one name")
     for name in (n for n in tensors if n not in values):
         yield _fault(name, "has no value")
     for v in values.values():
         t = tensors.get(v.name)
-        for message in (*(_invented(v) if t is None else _unlike(v, t)), *_homeless(v, plan)):
+        for message in _invented(v) if t is None else _unlike(v, t):
+            yield _fault(v.name, message)
+        for message in _homeless(v, plan) if v.same_as is None else ():
             yield _fault(v.name, message)
 
 
@@ -50,9 +52,10 @@ def lasting_faults(plan: Plan) -> Iterator[CounterExample]:
     for name in carried:
         if not values[name].initial or name in written:
             yield _fault(name, "is carried on, but is no state: initial, and written by no command")
-    heirs = {t.overwritten.root.name: t.name for t in plan.graph if t.overwritten is not None}
+    over = plan.graph.overwriting
+    heirs = {t.overwritten.root.name: t.name for t in over if t.overwritten is not None}
     for t in plan.graph:
-        if t.is_leaf and t.kind is Kind.STATE:
+        if t.kind is Kind.STATE and t.is_leaf:
             last = t.name
             while last in heirs:
                 last = heirs[last]
@@ -82,7 +85,8 @@ def _unlike(v: Value, t: Tensor) -> Iterator[str]:
     old = t.overwritten
     if v.same_as != (old.root.name if old is not None else None):
         yield f"lies on {v.same_as!r}, its op overwrites {None if old is None else old.root.name!r}"
-    for name in (n for n in v.may_replace if n not in replaceable(t)):
+    allowed = replaceable(t) if v.may_replace else ()
+    for name in (n for n in v.may_replace if n not in allowed):
         yield f"may not replace {name!r}: {t.op} says nothing of the kind"
     yield from _overwriting(t)
 
@@ -127,8 +131,6 @@ def _homeless(v: Value, plan: Plan) -> Iterator[str]:
     """Each weight and state has a buffer of its own, called as it is, that the caller brings, and
     nothing else lies there but what overwrites it, which `static_faults` has seen to lie there.
     """
-    if v.same_as is not None:
-        return
     region = plan.memory.regions[v.name]
     external = plan.memory.buffers[region.buffer].external
     own = (region.buffer, region.offsets) == (v.name, (0,))

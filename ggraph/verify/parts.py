@@ -23,7 +23,7 @@ def part_faults(plan: Plan) -> Iterator[CounterExample]:
 
     Relies on what `step_faults` and `wiring_faults` have seen.
     """
-    tensors = {t.name: t for t in plan.graph}
+    tensors = plan.graph.named
     alike = {} if tensors else _alike(plan)
     looks: dict[str | None, Sequence[Access]] = {}  # tensor -> what the host read of it last
     last = {a.value: c for c in plan.schedule if c.chosen_by is not None for a in c.writes}

@@ -11,9 +11,9 @@ place in it: looking at neighbours is enough for all pairs.
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate
 
-from ggraph.plan import Access, Command, Do, Plan, Region
+from ggraph.plan import Access, Command, Do, Plan
 from ggraph.verify.blame import Blame
 from ggraph.verify.clocks import Clocks
 from ggraph.verify.report import CounterExample
@@ -21,6 +21,8 @@ from ggraph.verify.segments import BEFORE, History, Segment, Tag
 from ggraph.verify.spans import Span, meetings, merged
 from ggraph.verify.static import period
 
+Fault = CounterExample | None
+Home = tuple[History, Sequence[int]]  # of a value: the bytes of its buffer, its slots' offsets
 MOST_VISITS = 1 << 25  # accesses, and segments that they meet: a million commands take half
 
 
@@ -36,43 +38,47 @@ class Proof:
     visits: int = 0
     reuses: set[tuple[str, str]] = field(default_factory=set)
     _period: int = field(init=False)
-    _homes: dict[str, tuple[History, Region]] = field(default_factory=dict)  # of values
-    _reads: list[Sequence[Access]] = field(default_factory=list)  # of each command, each once
+    _homes: dict[str, Home] = field(default_factory=dict)  # of values
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
     _heirs: Mapping[str, str] = field(default_factory=dict)
+    _lasting: Sequence[Access] = ()  # what outlives a run
     _blame: Blame = field(init=False)
 
     def __post_init__(self) -> None:
         self._blame = Blame(self.plan, self._producer)
 
-    def faults(self) -> Iterator[CounterExample]:
-        """Every race and wrong value, in enqueue order of the later command."""
+    def fault(self) -> Fault:
+        """The first race or wrong value, in enqueue order of the later command."""
         schedule = self.plan.schedule
         histories = {b.name: History(b.nbytes) for b in self.plan.memory.buffers.values()}
         regions = self.plan.memory.regions.items()
-        self._homes = {name: (histories[r.buffer], r) for name, r in regions}
+        self._homes = {name: (histories[r.buffer], r.offsets) for name, r in regions}
         for i, c in enumerate(schedule):
             if c.do is not Do.HOST_FREE:
                 self._producer.update((a.value, i) for a in c.writes)
         self._heirs, self._period = schedule.carried, period(self.plan)
-        self._reads = [_once(c.reads) for c in schedule]
+        reads = [_once(c.reads) for c in schedule]
+        lasting = (v for v in schedule.values.values() if (v.kept or v.initial) and v.nbytes)
+        self._lasting = [Access(v.name, 0, v.nbytes) for v in lasting]
         self._begin()
         count = len(schedule.commands)
-        ended: list[CounterExample] = []
+        ended = None
         for run in range(self.runs):
             for i, c in enumerate(schedule):
-                yield from self._command(run * count + i, run, c, self._reads[i])
-            yield from ended  # a reader in this run would have told more
-            ended = list(islice(self._end(run), 1))
-        yield from ended
+                if found := self._command(run * count + i, run, c, reads[i]):
+                    return found
+            if ended is not None:  # a reader in this run would have told more
+                return ended
+            ended = next(self._end(run), None)
+        return ended
 
     def _begin(self) -> None:
         """Initial values stand in their bytes before anything runs: a state where the first run
         reads it, since later runs read its heir, all others wherever some run reads them."""
         for v in self.plan.schedule.values.values():
             if v.initial and v.nbytes and v.same_as is None:
-                history, region = self._homes[v.name]
-                for offset in region.offsets[: 1 if v.name in self._heirs else None]:
+                history, offsets = self._homes[v.name]
+                for offset in offsets[: 1 if v.name in self._heirs else None]:
                     history.write(offset, offset + v.nbytes, (v.name, BEFORE, offset), -1)
 
     def _end(self, run: int) -> Iterator[CounterExample]:
@@ -81,31 +87,33 @@ class Proof:
         Any run may be the last one: the very first too, and where slots rotate each of a period
         ends elsewhere.
         """
-        for v in self.plan.schedule.values.values():
-            if (v.kept or v.initial) and v.nbytes:
-                a = Access(v.name, 0, v.nbytes)
-                reader = run if v.name in self._producer else run + 1
-                history, start, stop = self._place(a, reader)
-                expected = self._expected(v.name, reader, start)
-                for s in self._pieces(history, start, stop):
-                    if s.tag != expected:
-                        yield self._blame.wrong(s, None, a, expected)
-                yield from self._spent()
+        for a in self._lasting:
+            reader = run if a.value in self._producer else run + 1
+            history, start, stop = self._place(a, reader)
+            expected = self._expected(a.value, reader, start)
+            for s in self._pieces(history, start, stop):
+                if s.tag != expected:
+                    yield self._blame.wrong(s, None, a, expected)
+            if self.visits > MOST_VISITS:
+                yield _spent()
 
-    def _command(
-        self, u: int, run: int, c: Command, reads: Sequence[Access]
-    ) -> Iterator[CounterExample]:
+    def _command(self, u: int, run: int, c: Command, reads: Sequence[Access]) -> Fault:
         for a in reads:
-            yield from self._read(u, run, a)
-            yield from self._spent()
+            if found := self._read(u, run, a):
+                return found
+            if self.visits > MOST_VISITS:
+                return _spent()
         if c.writes and run < self._period:  # later runs repeat these places
-            yield from self._alias(u, run, c)
+            for found in self._alias(u, run, c):
+                return found
         for a in c.writes:
-            yield from self._write(u, run, a, freed=c.do is Do.HOST_FREE)
+            if found := self._write(u, run, a, freed=c.do is Do.HOST_FREE):
+                return found
+        return None
 
     def _place(self, a: Access, run: int) -> tuple[History, int, int]:
-        history, region = self._homes[a.value]
-        base = region.start(run)
+        history, offsets = self._homes[a.value]
+        base = offsets[run % len(offsets)]
         return history, base + a.start, base + a.stop
 
     def _pieces(self, history: History, start: int, stop: int) -> list[Segment]:
@@ -114,39 +122,37 @@ class Proof:
         self.visits += 1 + len(found)
         return found
 
-    def _spent(self) -> Sequence[CounterExample]:
-        """A plan of which the rest would take too long. Asked where segments are only looked at:
-        a write leaves one of them, so that all writes meet no more than accesses have made."""
-        if self.visits <= MOST_VISITS:
-            return ()
-        message = f"accesses meet more than {MOST_VISITS} pieces of bytes: too many to prove"
-        return (CounterExample("capacity", message),)
-
-    def _read(self, u: int, run: int, a: Access) -> Iterator[CounterExample]:
-        history, start, stop = self._place(a, run)
-        expected = self._expected(a.value, run, start - a.start)
-        actor = self.clocks.actor[u]
-        for s in self._pieces(history, start, stop):
-            if s.writer >= 0:
+    def _read(self, u: int, run: int, a: Access) -> Fault:
+        value = a.value
+        history, offsets = self._homes[value]
+        base, made = offsets[run % len(offsets)], value in self._producer
+        expected = (value, run, base) if made else self._expected(value, run, base)
+        clocks, actor = self.clocks, self.clocks.actor[u]
+        for s in self._pieces(history, base + a.start, base + a.stop):
+            if (v := s.writer) >= 0:
                 self.pairs += 1
-                if not self.clocks.ordered(s.writer, u):
-                    yield self._blame.race(s, s.writer, u, a)
+                if not clocks.ordered(v, u):
+                    return self._blame.race(s, v, u, a)
             if s.tag != expected:
-                yield self._blame.wrong(s, u, a, expected)
+                return self._blame.wrong(s, u, a, expected)
             s.readers[actor] = u
         self.reads += 1
+        return None
 
-    def _write(self, u: int, run: int, a: Access, freed: bool) -> Iterator[CounterExample]:
-        history, start, stop = self._place(a, run)
+    def _write(self, u: int, run: int, a: Access, *, freed: bool) -> Fault:
+        history, offsets = self._homes[a.value]
+        base, clocks = offsets[run % len(offsets)], self.clocks
+        start, stop = base + a.start, base + a.stop
         for s in self._pieces(history, start, stop):
             for v in (*s.readers.values(), s.writer):
                 if v >= 0 and v != u:
                     self.pairs += 1
-                    if not self.clocks.ordered(v, u):
-                        yield self._blame.race(s, v, u, a)
+                    if not clocks.ordered(v, u):
+                        return self._blame.race(s, v, u, a)
             if s.tag is not None and s.tag[0] != a.value:
                 self.reuses.add((s.tag[0], a.value))
-        history.write(start, stop, None if freed else (a.value, run, start - a.start), u)
+        history.write(start, stop, None if freed else (a.value, run, base), u)
+        return None
 
     def _expected(self, value: str, run: int, base: int) -> Tag:
         """The write that a read of `value`, which begins at `base`, must see in run `run`."""
@@ -163,6 +169,8 @@ class Proof:
         if c.do is Do.COPY:
             turns = [*_turns(c.writes)], [*_turns(reads)]
         else:
+            written = {id(self._homes[w.value][0]) for w in c.writes}
+            reads = tuple([r for r in reads if id(self._homes[r.value][0]) in written])
             # Not what one result overwrites and another may only replace, byte for byte, or not.
             over = (frozenset((w.value, values[w.value].same_as)) for w in c.writes)
             reads = _deduplicated(reads, frozenset.intersection(*over))
@@ -211,8 +219,15 @@ class Proof:
         return max(start, begin), min(stop, end)
 
 
+def _spent() -> CounterExample:
+    """The rest would take too long. Asked where segments are only looked at: a write leaves one."""
+    message = f"accesses meet more than {MOST_VISITS} pieces of bytes: too many to prove"
+    return CounterExample("capacity", message)
+
+
 def _once(reads: Sequence[Access]) -> Sequence[Access]:
-    return tuple(dict.fromkeys(reads)) if len(reads) > 1 else reads
+    several = len({a.value for a in reads}) < len(reads)
+    return tuple(dict.fromkeys(reads)) if several else reads
 
 
 def _turns(accesses: Sequence[Access]) -> Iterator[int]:

@@ -19,7 +19,7 @@ def room_faults(plan: Plan) -> Iterator[CounterExample]:
 
     Relies on what `step_faults` has seen.
     """
-    tensors = {t.name: t for t in plan.graph}
+    tensors = plan.graph.named
     for i, c in enumerate(plan.schedule):
         if tensors and c.do is Do.LAUNCH:
             for message in _faults(plan, c, tensors[c.node or ""], tensors):

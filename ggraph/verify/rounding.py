@@ -15,7 +15,7 @@ NAMED = 3  # tensors that a line names
 def launches(plan: Plan) -> Iterator[tuple[Tensor, DeviceSpec]]:
     """Each tensor of the graph that some launch computes, and where."""
     placement = plan.schedule.splits.placement
-    tensors = {t.name: t for t in plan.graph}
+    tensors = plan.graph.named
     for c in plan.schedule:
         t = tensors.get(c.node or "") if c.do is Do.LAUNCH else None
         if t is not None and t.spec is not None and t.size:

@@ -37,24 +37,23 @@ class History:
         """The segments that make up [start, stop), split so that they fit exactly."""
         if start >= stop:
             return []
-        first, last = self._range(start, stop)
-        return self._segments[first:last]
+        s = self._segments[bisect_right(self._starts, start) - 1]
+        if s.start == start and s.stop == stop:  # mostly
+            return [s]
+        return self._segments[self._cut(start) : self._cut(stop)]
 
     def write(self, start: int, stop: int, tag: Tag | None, writer: int) -> None:
         """Replace the history of [start, stop)."""
         if start >= stop:
             return
-        first, last = self._range(start, stop)
-        self._segments[first:last] = [Segment(start, stop, tag, writer)]
-        self._starts[first:last] = [start]
-
-    def _range(self, start: int, stop: int) -> tuple[int, int]:
-        """Indices of the segments that make up [start, stop), mostly one that is there already."""
         i = bisect_right(self._starts, start) - 1
         s = self._segments[i]
-        if s.start == start and s.stop == stop:
-            return i, i + 1
-        return self._cut(start), self._cut(stop)
+        if s.start == start and s.stop == stop:  # mostly
+            self._segments[i] = Segment(start, stop, tag, writer)
+            return
+        first, last = self._cut(start), self._cut(stop)
+        self._segments[first:last] = [Segment(start, stop, tag, writer)]
+        self._starts[first:last] = [start]
 
     def _cut(self, at: int) -> int:
         """Index of the segment that begins at `at`, made to exist, or the buffer's end."""

@@ -34,6 +34,11 @@ def meetings(one: Sequence[Span], other: Sequence[Span]) -> Iterator[tuple[int, 
     Time: sorting, and one step for each pair that overlaps, or that a longer range of its own list
     hides from view.
     """
+    if len(one) == 1:  # a launch's only result, say
+        ((start, stop, who),) = one
+        met = [s for s in other if start < s[1] and s[0] < stop and s[0] < s[1] and start < stop]
+        yield from ((who, s[2]) for s in sorted(met))
+        return
     firsts, seconds = sorted(one), sorted(other)
     open_first: list[Span] = []
     open_second: list[Span] = []

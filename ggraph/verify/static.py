@@ -48,7 +48,7 @@ def period(plan: Plan) -> int:
 def _shapes(plan: Plan) -> Iterator[CounterExample]:
     """Tensors have a stride for each axis, and no axis of fewer than no places."""
     for t in plan.graph:
-        if len(t.shape) != len(t.strides) or any(n < 0 for n in t.shape):
+        if len(t.shape) != len(t.strides) or min(t.shape, default=0) < 0:
             shown = f"{t.name!r} has shape {t.shape} and strides {t.strides}"
             yield CounterExample("declaration", shown, values=(t.name,))
 
@@ -63,7 +63,7 @@ def _names(plan: Plan) -> Iterator[CounterExample]:
         if name != title:
             yield CounterExample("declaration", f"{table} {name!r} calls itself {title!r}")
     carried = (("carried", n) for pair in plan.schedule.carried.items() for n in pair)
-    over = ((repr(v.name), n) for v in values.values() for n in (*v.may_replace, *_some(v.same_as)))
+    over = ((repr(v.name), n) for v in values.values() for n in _over(v))
     regions = (("the memory map", n) for n in plan.memory.regions)
     for who, name in (*over, *carried, *regions):
         if name not in values:
@@ -75,14 +75,15 @@ def _names(plan: Plan) -> Iterator[CounterExample]:
             yield CounterExample("bounds", f"{v.name!r} has {v.nbytes} bytes", values=(v.name,))
 
 
-def _some(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
+def _over(v: Value) -> tuple[str, ...]:
+    """The values on whose bytes it may lie, or must."""
+    return v.may_replace if v.same_as is None else (*v.may_replace, v.same_as)
 
 
 def _circles(values: Mapping[str, Value]) -> Iterator[Value]:
     """Values whose chain of overwrites comes back to them; each chain is walked once."""
     ended: set[str] = set()
-    for v in values.values():
+    for v in (v for v in values.values() if v.same_as is not None):
         passed: dict[str, None] = {}
         at: Value | None = v
         while at is not None and at.name not in ended and at.name not in passed:
@@ -137,7 +138,8 @@ def _regions(plan: Plan) -> Iterator[CounterExample]:
             yield _value("bounds", value, "has a region without an offset")
         for offset in region.offsets:
             yield from _offset(value, offset, region.nbytes, buffer)
-        yield from _sharing(value, plan)
+        if value.same_as is not None:
+            yield from _sharing(value, value.same_as, plan)
     if (runs := period(plan)) > LONGEST_PERIOD:
         message = f"slots rotate with a period of {runs} runs, at most {LONGEST_PERIOD} are proved"
         yield CounterExample("declaration", message)
@@ -152,12 +154,11 @@ def _offset(value: Value, offset: int, nbytes: int, buffer: Buffer) -> Iterator[
         yield _value("alignment", value, where)
 
 
-def _sharing(value: Value, plan: Plan) -> Iterator[CounterExample]:
+def _sharing(value: Value, over: str, plan: Plan) -> Iterator[CounterExample]:
     """What overwrites a value lies on that value's bytes, in every slot."""
-    mine, regions = plan.memory.regions[value.name], plan.memory.regions
-    other = regions.get(value.same_as) if value.same_as is not None else mine
+    mine, other = plan.memory.regions[value.name], plan.memory.regions.get(over)
     if other is None or (other.buffer, other.offsets) != (mine.buffer, mine.offsets):
-        where = f"overwrites {value.same_as!r}, but lies elsewhere: {mine.buffer}+{mine.offsets}"
+        where = f"overwrites {over!r}, but lies elsewhere: {mine.buffer}+{mine.offsets}"
         yield _value("alias", value, where)
 
 

@@ -17,7 +17,7 @@ _NODELESS = (Do.RECORD, Do.WAIT, Do.HOST_SYNC, Do.HOST_FREE)
 
 def step_faults(plan: Plan) -> Iterator[CounterExample]:
     """Every command that would be carried out otherwise than declared; none without a graph."""
-    tensors = {t.name: t for t in plan.graph}
+    tensors = plan.graph.named
     if not tensors:
         return
     rooms = _rooms(plan, tensors)

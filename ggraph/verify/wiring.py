@@ -7,12 +7,15 @@ must reach the host whole. A plan without a graph (another runtime's) has its de
 Legend: a piece is (value, start, stop), bytes of a value; t, s tensors; a, r, w accesses.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample, at_command
+from ggraph.verify.spans import merged
 
 Piece = tuple[str, int, int]
 Move = tuple[int, int, str, int]  # a value's bytes [start, stop), where the first of them was
@@ -24,7 +27,7 @@ def wiring_faults(plan: Plan) -> Iterator[CounterExample]:
 
     Relies on what `step_faults` has seen.
     """
-    tensors = {t.name: t for t in plan.graph}
+    tensors = plan.graph.named
     if not tensors:
         return
     moves = _moves(plan)
@@ -32,11 +35,25 @@ def wiring_faults(plan: Plan) -> Iterator[CounterExample]:
         t = tensors.get(c.node or "")
         for message in _misses(c, t, moves) if t is not None else ():
             yield at_command(plan, i, "declaration", message)
-    nodes = {do: {c.node for c in plan.schedule if c.do is do} for do in Do}
+    launched, moved, read = (
+        {c.node for c in plan.schedule if c.do is do} for do in (Do.LAUNCH, Do.COPY, Do.HOST_READ)
+    )
     fed = {(c.node, a.value) for c in plan.schedule if c.do is Do.HOST_WRITE for a in c.writes}
     for t in plan.graph:
-        for message in (*_absent(t, nodes, moves), *_unfed(t, fed, moves)):
-            yield CounterExample("declaration", message, values=(t.name,))
+        is_moved = t.name in moved and t.op == "copy"
+        idle = t.spec is None or t.view_src is not None or is_moved
+        if not (idle or t.name in launched) and t.nbytes:
+            yield _fault(t, f"no command computes {t.name!r}")
+        if is_moved and not _is(_span(t), t.sources[0], moves):
+            yield _fault(t, f"{t.name!r} does not get the bytes of {t.sources[0].name!r}")
+        if t.is_output and t.name not in read:
+            yield _fault(t, f"the host never reads output {t.name!r}")
+        if t.kind is Kind.INPUT and t.is_leaf and t.nbytes and not _is_fed(t, fed, moves):
+            yield _fault(t, f"the host never writes input {t.name!r}")
+
+
+def _fault(t: Tensor, message: str) -> CounterExample:
+    return CounterExample("declaration", message, values=(t.name,))
 
 
 def _misses(c: Command, t: Tensor, moves: Moves) -> Iterator[str]:
@@ -67,23 +84,25 @@ def _part(c: Command, t: Tensor) -> Iterator[str]:
 
 def _launch(c: Command, t: Tensor) -> Iterator[str]:
     yield from _missing_slices(t)
-    for s in t.sources:
+    read, written = _touched(c.reads), _touched(c.writes)
+    for s, root in zip(t.sources, t.roots, strict=True):
+        declared = read.get(root.name, ())
         for start, stop in s.byte_ranges():
-            if not _covers(c.reads, s.root.name, start, stop):
-                yield f"reads bytes [{start}, {stop}) of {s.root.name!r} without declaring it"
-    if not _covers(c.writes, t.name, 0, t.nbytes):
+            if not _covers(declared, start, stop):
+                yield f"reads bytes [{start}, {stop}) of {root.name!r} without declaring it"
+    if not _covers(written.get(t.name, ()), 0, t.nbytes):
         yield f"writes {t.nbytes} bytes of {t.name!r} without declaring it"
 
 
 def _missing_slices(t: Tensor) -> Iterator[str]:
     """Of a partial copy `t` may read only the slices that were copied: its own indices are those
     that chose the copy."""
-    for i, s in enumerate(t.sources):
-        if s.root.op == "copy" and len(s.root.sources) > 1:
+    for i, root in enumerate(t.roots):
+        if len(root.sources) > 1 and root.op == "copy":
             picks = t.spec.picks if t.spec is not None else None
-            same = picks is not None and picks[0] == i and s is s.root
-            if not (same and picks and original(t.sources[picks[1]]) is s.root.sources[1]):
-                yield f"reads slices of {s.root.name!r} that its partial copy need not bring"
+            same = picks is not None and picks[0] == i and t.sources[i] is root
+            if not (same and picks and original(t.sources[picks[1]]) is root.sources[1]):
+                yield f"reads slices of {root.name!r} that its partial copy need not bring"
 
 
 def original(t: Tensor) -> Tensor:
@@ -93,31 +112,24 @@ def original(t: Tensor) -> Tensor:
     return t
 
 
-def _absent(t: Tensor, nodes: Mapping[Do, set[str | None]], moves: Moves) -> Iterator[str]:
-    """What should have been done for `t` by some command, and has not been."""
-    is_moved = t.op == "copy" and t.name in nodes[Do.COPY]
-    if not (t.is_leaf or t.is_view or is_moved or t.name in nodes[Do.LAUNCH]) and t.nbytes:
-        yield f"no command computes {t.name!r}"
-    if is_moved and not _is(_span(t), t.sources[0], moves):
-        yield f"{t.name!r} does not get the bytes of {t.sources[0].name!r}"
-    if t.is_output and t.name not in nodes[Do.HOST_READ]:
-        yield f"the host never reads output {t.name!r}"
+def _is_fed(t: Tensor, fed: AbstractSet[tuple[str | None, str]], moves: Moves) -> bool:
+    """Whether an input's bytes come from where the host writes that very input."""
+    first, *others = _merged(_origins(_span(t), moves))
+    return not others and (t.name, first[0]) in fed and first[1:] == (0, t.nbytes)
 
 
-def _unfed(t: Tensor, fed: AbstractSet[tuple[str | None, str]], moves: Moves) -> Iterator[str]:
-    """An input's bytes must come from where the host writes that very input."""
-    if t.is_leaf and t.kind is Kind.INPUT and t.nbytes:
-        first, *others = _merged(_origins(_span(t), moves))
-        if others or (t.name, first[0]) not in fed or first[1:] != (0, t.nbytes):
-            yield f"the host never writes input {t.name!r}"
+def _touched(accesses: Iterable[Access]) -> dict[str, list[tuple[int, int]]]:
+    """The bytes of each value, as ranges that do not touch, in order."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for a in accesses:
+        found.setdefault(a.value, []).append((a.start, a.stop))
+    return {name: spans if len(spans) == 1 else merged(spans) for name, spans in found.items()}
 
 
-def _covers(accesses: Iterable[Access], value: str, start: int, stop: int) -> bool:
-    reached = start
-    for a in sorted((a for a in accesses if a.value == value), key=lambda a: a.start):
-        if a.start <= reached:
-            reached = max(reached, a.stop)
-    return reached >= stop
+def _covers(spans: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
+    """Whether one of these ranges, which do not touch, has all bytes of [start, stop)."""
+    i = bisect_right(spans, (start, inf)) - 1
+    return start >= stop or (i >= 0 and stop <= spans[i][1])
 
 
 # Where bytes come from.

@@ -44,6 +44,9 @@ FIRST = {"sum": 0.0, "mean": 0.0, "dot": 0.0, "max": float("-inf"), "min": float
 
 def register(nest: Nest) -> KernelSpec:
     """The kernel of a nest, known to the language from now on."""
+    known = KERNELS.get(nest.name)
+    if known is not None:
+        return known
     spec = KernelSpec(nest.name, nest.args, lambda k: _Emitter(k, nest).emit())
     return KERNELS.setdefault(nest.name, spec)
 

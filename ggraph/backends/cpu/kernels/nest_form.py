@@ -6,6 +6,7 @@ operand lies along it, and the steps of the expression.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,18 @@ class Nest:
     whole: bool
     held: int | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name: element types, and a digest of the rest."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         return f"nest_{'_'.join(o.kind for o in self.operands)}_{digest}"
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Names of the axes, outermost first."""
         return (*(f"k{i}" for i in range(self.kept)), *(f"r{i}" for i in range(self.reduced)))
 
-    @property
+    @cached_property
     def numbers(self) -> int:
         """How many numbers the expression has."""
         return max((a[0] + 1 for op, a in self.steps if op == "number"), default=0)
@@ -57,6 +58,13 @@ class Nest:
         return (*self.axes, *places, *(f"c{i}:f" for i in range(self.numbers)))
 
 
+@cache
 def names(count: int) -> tuple[str, ...]:
     """What operands are called: y, then a, b, .."""
     return ("y", *(chr(ord("a") + i) for i in range(count - 1)))
+
+
+@lru_cache(1024)
+def axes_among(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of an instruction's arguments are the extents of its nest's axes."""
+    return tuple(name for name in arguments if name[0] in "kr" and name[1:].isdigit())

@@ -14,7 +14,7 @@ from ggraph.backends.cpu.codegen.simd import ROWS_EACH
 from ggraph.backends.cpu.kernels import attention
 from ggraph.backends.cpu.kernels.elements import ELEMENT_BYTES
 from ggraph.backends.cpu.kernels.elementwise import UNITS
-from ggraph.backends.cpu.kernels.nest_form import names
+from ggraph.backends.cpu.kernels.nest_form import axes_among, names
 from ggraph.backends.cpu.kernels.slots import list_bytes
 from ggraph.backends.cpu.kernels.tiles import (
     BLOCK,
@@ -349,14 +349,13 @@ def _native(a: Args, _: str) -> Iterator[Patch]:
 def _nest(a: Args, variant: str) -> Iterator[Patch]:
     """Operands in the order of their element types: what each shows of the nest's axes."""
     *kinds, _ = variant.split("_")
-    axes = [name for name in a if name[0] in "kr" and name[1:].isdigit()]
-    idle = any(a[axis] == 0 for axis in axes if axis[0] == "k")  # no place of the result
+    extents = {axis: a[axis] for axis in axes_among(tuple(a))}
     for name, kind in zip(names(len(kinds)), kinds, strict=True):
-        strides = tuple(a[name + axis] for axis in axes)
-        # A sum of nothing is written, and what lies along the empty axis is not read for it.
-        none = any(a[axis] == 0 and s for axis, s in zip(axes, strides, strict=True))
-        reach = sum((a[axis] - 1) * s for axis, s in zip(axes, strides, strict=True))
-        size = 0 if idle or none else reach + ELEMENT_BYTES[kind]
+        strides = tuple([a[name + axis] for axis in extents])
+        along = list(zip(extents.items(), strides, strict=True))
+        # A sum of nothing is written, and its sources are not read; without a place nothing is.
+        none = 0 in extents.values() and any(not n and (s or x[0] == "k") for (x, n), s in along)
+        size = 0 if none else sum([(n - 1) * s for (_, n), s in along]) + ELEMENT_BYTES[kind]
         yield Patch(name, name == "y", a[name], 1, 0, size, "own", strides)
 
 

@@ -13,6 +13,7 @@ an instruction touches follows from its own arguments (`footprints`), and is hel
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ggraph.backends.cpu.codegen.simd import BARRIER, HEADER_WORDS, KERNELS
 from ggraph.backends.cpu.lowering.footprints import footprint
@@ -32,6 +33,11 @@ class Ground:
     stop: int
     reads: tuple[Bytes, ...]
     writes: tuple[Bytes, ...]
+
+    @cached_property
+    def places(self) -> tuple[Bytes, ...]:
+        """Where they may read: what they write, too."""
+        return (*self.reads, *self.writes)
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,11 @@ def judge(code: Array, names: Sequence[str], grounds: Iterable[Ground]) -> int:
 
 def _within(line: Line, ground: Ground) -> None:
     for p in line.patches:
-        places = ground.writes if p.is_write else (*ground.reads, *ground.writes)
-        if not any(a <= p.base and p.stop <= b for a, b in places):
+        base, stop = p.base, p.stop
+        for a, b in ground.writes if p.is_write else ground.places:
+            if a <= base and stop <= b:
+                break
+        else:
             raise PlanError(
                 f"{line} of {ground.title!r} {'writes' if p.is_write else 'reads'} "
                 f"{p.argument} [{p.base:#x}, {p.stop:#x}), which the plan does not give it"
@@ -84,11 +93,15 @@ def _within(line: Line, ground: Ground) -> None:
 def _apart(line: Line) -> int:
     """The parts of one instruction, which run at the same time."""
     pairs = 0
-    for w in (p for p in line.patches if p.is_write):
-        for other in (p for p in line.patches if p is not w):
+    for w in [p for p in line.patches if p.is_write]:
+        for other in line.patches:
+            if other is w:
+                continue
             pairs += 1
+            if not w.meets(other):
+                continue
             own = w.whose == other.whose == "own" and w.same_place(other)
-            if w.meets(other) and (other.is_write or not own):
+            if other.is_write or not own:
                 raise PlanError(
                     f"{line} writes {w.argument} over {other.argument} while other threads use it"
                 )
@@ -97,16 +110,17 @@ def _apart(line: Line) -> int:
 
 def _ordered(lines: Sequence[Line]) -> int:
     """Instructions that no barrier separates."""
-    pairs, running = 0, list[tuple[Line, Patch]]()
+    pairs, running = 0, list[tuple[Line, Patch, int]]()
     for line in lines:
-        for other, old in running:
-            for p in line.patches:
-                pairs += 1
-                clash = (p.is_write or old.is_write) and p.meets(old)
+        mine = [(p, p.stop) for p in line.patches]
+        pairs += len(running) * len(mine)
+        for other, old, end in running:
+            for p, stop in mine:
+                clash = (p.is_write or old.is_write) and p.base < end and old.base < stop
                 if clash and not p.same_share(old):
                     raise PlanError(
                         f"nothing orders {other} and {line}: {old.argument} and {p.argument} "
                         f"share bytes at {max(p.base, old.base):#x}"
                     )
-        running = [] if line.meets else [*running, *((line, p) for p in line.patches)]
+        running = [] if line.meets else [*running, *((line, p, stop) for p, stop in mine)]
     return pairs

@@ -23,9 +23,10 @@ def native(k: Kernel) -> None:
 def call(low: Lowering, x: Launch) -> bool:
     """The C function of an op that has one, where nothing that it touches has gaps."""
     t = x.result.tensor
+    if t.spec is None or t.spec.native is None:
+        return False
     refs = (x.result, *x.sources)
-    plain = all(r.tensor.is_contiguous for r in refs) and len(x.sources) <= MOST and not t.attrs
-    if t.spec is None or t.spec.native is None or not plain:
+    if not all(r.tensor.is_contiguous for r in refs) or len(x.sources) > MOST or t.attrs:
         return False
     words = dict.fromkeys((o + b for o in names(1 + MOST) for b in ("", "b")), 0)
     for name, ref in zip(names(len(refs)), refs, strict=True):

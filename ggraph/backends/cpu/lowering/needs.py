@@ -37,7 +37,8 @@ INDEX_OPS = ("argmax", "argsort", "top_k")  # ops whose results are indices of a
 
 def is_weight(t: Tensor) -> bool:
     """Whether a source is a stored weight or a view of one, which never changes."""
-    return t.root.is_leaf and t.root.kind is Kind.WEIGHT
+    root = t if t.view_src is None else t.view_src
+    return root.kind is Kind.WEIGHT and root.spec is None
 
 
 def is_matrix(t: Tensor) -> bool:

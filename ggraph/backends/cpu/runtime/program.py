@@ -26,7 +26,10 @@ def encode(name: str, values: dict[str, Argument]) -> list[int]:
     words = KERNELS[name].words
     if words.keys() != values.keys():
         raise BackendError(f"{name}: expected arguments {[*words]}, got {sorted(values)}")
-    return [_word(name, a, is_number, values[a]) for a, is_number in words.items()]
+    return [
+        v if type(v := values[a]) is int and not is_number else _word(name, a, is_number, v)
+        for a, is_number in words.items()
+    ]
 
 
 def _word(name: str, argument: str, is_number: bool, value: Argument) -> int:
@@ -73,7 +76,7 @@ class Touched:
 
     def conflicts(self, later: "Touched") -> bool:
         """Whether the two must not run at the same time."""
-        alike = {*self.shared} & {*later.shared}
+        alike = {*self.shared}.intersection(later.shared)
         return (
             _meet(self.writes, later.writes, alike)
             or _meet(self.writes, later.reads, alike)
@@ -83,8 +86,12 @@ class Touched:
 
 def _meet(a: tuple[Range, ...], b: tuple[Range, ...], alike: set[Range]) -> bool:
     """Whether threads may meet in a byte: in none of what both share out alike."""
-    pairs = ((x, y) for x in a for y in b if x != y or x not in alike)
-    return any(max(x[0], y[0]) < min(x[1], y[1]) for x, y in pairs)
+    for start, stop in a:
+        for begin, end in b:
+            overlap = start < end and begin < stop and start < stop and begin < end
+            if overlap and ((start, stop) != (begin, end) or (start, stop) not in alike):
+                return True
+    return False
 
 
 @dataclass
