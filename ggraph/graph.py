@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from ggraph.errors import GraphError, shown
 from ggraph.face import unscoped
 from ggraph.lazy import lazy
-from ggraph.tensor import Kind, Tensor, Unchanging, altered, apply, check_overwrite, line
+from ggraph.tensor import Kind, Tensor, altered, apply, check_overwrite, line
+from ggraph.unchanging import Unchanging
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ggraph.dtype import F32, DType, as_dtype
 from ggraph.errors import GraphError, ShapeError, shown
 from ggraph.face import Face, scoped
 from ggraph.strides import contiguous, runs
+from ggraph.unchanging import Unchanging
 
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
@@ -156,22 +157,6 @@ def register(spec: OpSpec) -> OpSpec:
         raise GraphError(f"op {spec.name!r} is registered twice")
     OPS[spec.name] = spec
     return spec
-
-
-class Unchanging:
-    """What never changes, so that a copy of it is itself. It is compared by identity, and its ops
-    are functions, so that other processes have to make their own: GraphError where it is pickled.
-    """
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        kind = type(self).__name__.lower()
-        raise GraphError(f"a {kind} cannot be pickled: make it in each process that needs it")
 
 
 @dataclass(frozen=True, eq=False)
