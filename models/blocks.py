@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
+from ggraph.decode.given import placed
 from ggraph.decode.model import LOG, REPLAYED, StepShape
 from ggraph.formats.checkpoint import scale_name
 
@@ -47,12 +48,11 @@ class Step:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rows, context = self.shape.rows, self.shape.context
+        rows, seen = self.shape.rows, self.shape.listed or self.shape.context
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
         self.types = input("types", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
-        seen = self.shape.listed or context
         kind = dtypes.I32 if self.shape.listed else dtypes.F32
         self.mask = input("mask", (rows, seen), kind)
         self.window_mask = self.mask
@@ -114,8 +114,9 @@ class Step:
 
 
 def embed(s: Step) -> Tensor:
-    """Rows of the embedding table for the step's tokens, times its factor: [T, E]."""
-    return scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
+    """Rows of the embedding table for the step's tokens, by its factor, or given ones: [T, E]."""
+    x = scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
+    return placed(x) if s.shape.given else x
 
 
 def looked_up(s: Step, table: str) -> Tensor:
@@ -178,9 +179,8 @@ def cached(s: Step, rows: Tensor, name: str) -> Tensor:
     """Write rows [T, K, D] to their slots of the cache `name`; the first C rows: [C, K, D]."""
     if not s.config.causal:
         return rows  # which see those of their step
-    heads, dim = rows.shape[1], rows.shape[2]
-    shape, dtype = s.shape, s.shape.cache_dtype
-    cache = state(s.prefix + name, (shape.cache_rows, heads, dim), dtype)
+    shape = s.shape
+    cache = state(s.prefix + name, (shape.cache_rows, *rows.shape[1:]), shape.cache_dtype)
     written = ops.set_rows(cache, rows, s.slots, name=f"{name}.new")
     return ops.rows(written, 0, shape.context, name=f"{name}.seen")
 

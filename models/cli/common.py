@@ -86,6 +86,11 @@ WithProfile = Annotated[
 ]
 
 
+Images = Annotated[
+    list[Path] | None, typer.Option("--image", help="An image before the prompt; repeatable.")
+]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What is asked: an argument, as in llama.cpp an option, or a file."""
@@ -124,6 +129,9 @@ class ServedModel:
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
     lora: Adapters = None
     lora_scaled: ScaledAdapters = None
+    mmproj: Annotated[
+        Path | None, typer.Option(help="GGUF file with the model's tower for images.")
+    ] = None
 
     def __post_init__(self) -> None:
         kinds = [(t or self.cache_type).lower() for t in (self.cache_type_k, self.cache_type_v)]
@@ -145,7 +153,7 @@ class ServedModel:
         kind = (self.cache_type_k or self.cache_type).lower()
         return {
             "ctx_size": self.ctx_size, "threads": self.threads, "exact": self.exact,
-            "cache_type": kind, "lora": self._adapters,
+            "cache_type": kind, "lora": self._adapters, "mmproj": self.mmproj,
         }  # fmt: skip
 
     @property
