@@ -15,6 +15,7 @@ width of a patch's state, E width of a decoder's row.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -148,12 +149,14 @@ class Tower:
 
     def feeds(self, tile: Array) -> dict[str, Array]:
         """The inputs for a tile u8 [S, S, 3]."""
+        return {"patches": self.sight.patches(tile), **self._alike}
+
+    @cached_property
+    def _alike(self) -> dict[str, Array]:
+        """The inputs that are the same for every tile; all patches see one another."""
         count = self.sight.side**2
-        return {
-            "patches": self.sight.patches(tile),
-            "positions": self.sight.positions,
-            "mask": np.zeros((count, count), np.float32),
-        }
+        mask = np.zeros((count, count), np.float32)
+        return {"positions": self.sight.positions, "mask": mask}
 
 
 def build(s: Step) -> Graph:

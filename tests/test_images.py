@@ -4,6 +4,7 @@
 weights that are a rule (ruled_weights.py, scripts/golden_images.py).
 """
 
+import base64
 import dataclasses
 import io
 import json
@@ -65,7 +66,7 @@ def rows_of(t: Tower, tiles: Sequence[np.ndarray], **more: Any) -> np.ndarray:
         return np.stack([session.run("tile", t.feeds(tile))["rows"] for tile in tiles])
 
 
-def png(width: int, height: int, mode: str = "RGB", shade: int = 7) -> bytes:
+def png(width: int, height: int, mode: str = "RGB", shade: Any = 7) -> bytes:
     out = io.BytesIO()
     Image.new(mode, (width, height), shade).save(out, "PNG")
     return out.getvalue()
@@ -454,6 +455,45 @@ def test_early_files_call_feed_forwards_otherwise(root: Path, tmp_path: Path) ->
     tiles = said("smolvlm")["tiles"][:1]
     own = rows_of(tower(root / "smolvlm"), tiles, exact=True)
     assert np.abs(rows_of(old, tiles, exact=True) - own).max() < 1e-4 * np.ptp(own)
+
+
+def test_llama_cpp_reads_the_pair(root: Path) -> None:
+    """And says the same of an image of one colour, which resizing leaves as it is; behind a text,
+    since its template takes what stands for an image for one, and ours writes a space before."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    flat = png(72, 72, shade=(200, 30, 90))
+    params = xllamacpp.CommonParams()
+    params.model.path = str(root / "smolvlm.gguf")
+    params.mmproj.path, params.mmproj_use_gpu = str(root / "smolvlm-mmproj.gguf"), False
+    params.n_parallel, params.warmup, params.use_jinja = 1, False, True
+    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    url = f"data:image/png;base64,{base64.b64encode(flat).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    said_there = xllamacpp.Server(params).handle_chat_completions({
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}],
+        "max_tokens": 24, "temperature": 0, "logprobs": True, "top_logprobs": 5,
+    })  # fmt: skip
+    told = said_there["choices"][0]["logprobs"]["content"]
+    with seeing({"path": root / "smolvlm.gguf", "mmproj": root / "smolvlm-mmproj.gguf"}) as m:
+        content = [{"type": "text", "text": "What?"}, {"type": "image"}]
+        ids = m.chat_ids([{"role": "user", "content": content}], [flat])
+        assert said_there["usage"]["prompt_tokens"] == len(ids)
+        logits, own = m.runner.text(ids).logits[-1], list[dict[int, float]]()
+        for _ in range(24):
+            chances = logits - np.logaddexp.reduce(logits)
+            best = np.argsort(-chances)[:5].tolist()
+            own.append({t: float(chances[t]) for t in best})
+            logits = m.runner.text(best[:1]).logits[-1]
+    shared = 0  # it tells of tokens that are whole letters alone
+    for there in told:
+        theirs = {t["id"]: t["logprob"] for t in there["top_logprobs"]}
+        near = [o for o in own if max(o, key=o.__getitem__) == there["id"]]
+        assert any(
+            theirs.keys() == o.keys() and all(abs(theirs[t] - o[t]) < 0.05 for t in o) for o in near
+        )
+        shared += 1
+    assert shared >= 3
 
 
 def test_commands_show_images(root: Path, tmp_path: Path) -> None:
