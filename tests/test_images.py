@@ -133,7 +133,12 @@ def test_packed_towers_make_rows_that_point_the_same_way(
 ) -> None:
     t = tower(root / "smolvlm")
     tower_to_gguf(t, tmp_path / "p.gguf", kind)
-    packed = open_mmproj(tmp_path / "p.gguf", open_checkpoint(tmp_path / "p.gguf"))
+    c = open_checkpoint(tmp_path / "p.gguf")
+    packed = open_mmproj(tmp_path / "p.gguf", c)
+    types = {n: t.dtype.name for n, t in c.tensors.items()}  # llama.cpp adds what is F32 alone
+    added = [n for n in types if n.endswith((".bias", "position_embd.weight")) or "ln" in n]
+    assert len(added) > 20 and {types[n] for n in added} == {"f32"}
+    assert types["v.patch_embd.weight"] == "f16" and types["v.blk.0.ffn_up.weight"] == kind
     tiles = said("smolvlm")["tiles"][:3]
     a, b = rows_of(t, tiles, exact=True), rows_of(packed, tiles)
     cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)

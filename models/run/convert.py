@@ -169,8 +169,8 @@ def tower_to_gguf(
     kernel = dtypes.F32 if type_name == "f32" else dtypes.F16  # a convolution's, to llama.cpp
     tensors = list[RawTensor]()
     for t in tower.stored().values():
-        flat = len(t.shape) == 2
-        tensors.append(converted(t, tensor_type(t.name, t.shape, type_name) if flat else kernel))
+        title = kernel if len(t.shape) == 4 else tensor_type(t.name, t.shape, type_name)
+        tensors.append(converted(t, title))
     write_gguf(out, metadata, tensors, progress)
 
 
