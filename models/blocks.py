@@ -152,9 +152,8 @@ def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tens
     y = by_scale(s, ops.mul_mat(s.w(matrix, width, n), x, name=name), matrix)
     if not s.has(down):
         return y
-    rank = s.catalogue[down].shape[0]
-    few = ops.mul_mat(s.w(down, rank, n), x)  # [T, R]
-    return y + ops.mul_mat(s.w(f"{matrix}{UP}", width, rank), few)
+    few = ops.mul_mat(s.w(down, s.catalogue[down].shape[0], n), x)  # [T, R]
+    return y + ops.mul_mat(s.w(f"{matrix}{UP}", width, few.shape[1]), few)
 
 
 def by_scale(s: Step, y: Tensor, matrix: str) -> Tensor:
@@ -229,12 +228,13 @@ def attention(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
     return linear(s, mixed, f"blk.{i}.attn_output", s.config.hidden_size)
 
 
-def mask_of(s: Step, i: int) -> Tensor:
-    """What each row that layer i is asked for may see: f32 [T, C], or lists, i32 [T, S]."""
-    return s.asked(s.window_mask if s.config.slides(i) else s.mask, i)
+def mask_of(s: Step, i: int) -> Tensor | None:
+    """What rows that layer i is asked for see: f32 [T, C], lists i32 [T, S]; None: one another."""
+    seen = s.window_mask if s.config.slides(i) else s.mask
+    return s.asked(seen, i) if s.config.causal or s.shape.listed else None
 
 
-def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor, i: int) -> Tensor:
+def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor | None, i: int) -> Tensor:
     """Queries [T, H, D] over the keys and values that layer i sees: [T, H*D]."""
     c, name = s.config, f"blk.{i}.attn"
     mixed = ops.flash_attn(

@@ -17,15 +17,16 @@ import numpy as np
 from ggraph import Array, InputError
 from ggraph.lazy import lazy
 
-from .tower import CHANNELS, Sight
+from .tower import CHANNELS, GEMMA3, IDEFICS3, Sight
 
 if TYPE_CHECKING:
     from PIL import Image, ImageOps
 else:
     Image, ImageOps = lazy("PIL.Image"), lazy("PIL.ImageOps")
 
-IMAGE = "<image>"  # as templates write one, and where each of its rows stands
-_AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
+# How a template of each kind writes an image, and the token that stands for one of its rows
+MARKS = {IDEFICS3: ("<image>", "<image>"), GEMMA3: ("<start_of_image>", "<image_soft_token>")}
+_AROUND, _WHOLE, _END = "<fake_token_around_image>", "<global-img>", "<end_of_image>"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # whose decoders may see what strangers send
 MOST_PIXELS = 1 << 26  # 67 million, 200 MB once decoded: beyond what a camera's picture has
 _LONGEST = 4096  # pixels of a side, whatever a config says; of transformers' processor
@@ -37,12 +38,15 @@ class Picture:
     `columns`, or none, and behind them all of it."""
 
     tiles: Array
-    lines: int
-    columns: int
+    lines: int = 0
+    columns: int = 0
 
-    def text(self, rows: int) -> str:
-        """What stands for it in a prompt, where each tile has so many rows."""
-        tile = IMAGE * rows
+    def text(self, sight: Sight) -> str:
+        """What stands for it in a prompt."""
+        begin, row = MARKS[sight.kind]
+        tile = row * sight.rows
+        if sight.kind == GEMMA3:
+            return f"\n\n{begin}{tile}{_END}\n\n"
         parts = "".join(
             "".join(f"{_AROUND}<row_{y + 1}_col_{x + 1}>{tile}" for x in range(self.columns)) + "\n"
             for y in range(self.lines)
@@ -65,13 +69,15 @@ def picture(data: bytes, sight: Sight) -> Picture:
     """An image's file as a tower sees it. InputError for what is none, or is too large."""
     size = sight.size
     image = _opened(data)
+    if sight.kind == GEMMA3:
+        return Picture(_tiles([image.resize((size, size), Image.Resampling.BILINEAR)]))
     if not sight.longest:
-        return Picture(_tiles([_resized(image, size, size)]), 0, 0)
+        return Picture(_tiles([_resized(image, size, size)]))
     image = _resized(image, *_scaled(image.width, image.height, sight.longest))
     image = _resized(image, *_in_tiles(image.width, image.height, size))
     lines, columns = image.height // size, image.width // size
     if lines * columns == 1:
-        return Picture(_tiles([image]), 0, 0)
+        return Picture(_tiles([image]))
     corners = [(x * size, y * size) for y in range(lines) for x in range(columns)]
     parts = [image.crop((x, y, x + size, y + size)) for x, y in corners]
     return Picture(_tiles([*parts, _resized(image, size, size)]), lines, columns)

@@ -26,27 +26,36 @@ import transformers
 from golden_vectors import model_class, shapes_of
 from PIL import Image
 from ruled_weights import EXPECTED, SHAPES, write
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 FEW, LAST = 2, 8
-PROCESSORS = {"idefics3": (transformers.Idefics3Processor, Idefics3ImageProcessorPil)}
+
+
+def processor_of(golden: Path, config: Any) -> Any:
+    """What makes a model's inputs of a conversation: tokens of text and tiles of images."""
+    tokenizer, vision = transformers.AutoTokenizer.from_pretrained(golden), config.vision_config
+    template = {"chat_template": tokenizer.chat_template}
+    if config.model_type == "gemma3":
+        seen, count = Gemma3ImageProcessorPil.from_pretrained(golden), config.mm_tokens_per_image
+        return transformers.Gemma3Processor(seen, tokenizer, image_seq_length=count, **template)
+    count = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
+    seen = Idefics3ImageProcessorPil.from_pretrained(golden)
+    return transformers.Idefics3Processor(seen, tokenizer, count, **template)
 
 
 def inputs_of(golden: Path, config: Any) -> Any:
     """The conversation with its images, as the model reads them, and the images' tiles."""
-    whole, images = PROCESSORS[config.model_type]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(golden)
-    vision = config.vision_config
-    count = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
-    seen = images.from_pretrained(golden)
-    processor = whole(seen, tokenizer, count, tokenizer.chat_template)
+    processor = processor_of(golden, config)
     talk = json.loads((golden / "talk.json").read_text())
     files = [p["image"] for m in talk for p in m["content"] if p["type"] == "image"]
     text = processor.apply_chat_template(talk, add_generation_prompt=True)
     opened = [Image.open(golden / f).convert("RGB") for f in files]
     given = processor(text=text, images=opened, return_tensors="pt", add_special_tokens=False)
-    raw = seen(opened, do_rescale=False, do_normalize=False, return_tensors="pt")
-    return given, raw["pixel_values"][0]
+    raw = processor.image_processor(
+        opened, do_rescale=False, do_normalize=False, return_tensors="pt"
+    )
+    return given, raw["pixel_values"].flatten(0, -4)
 
 
 def expected(golden: Path, folder: Path) -> dict[str, np.ndarray]:
@@ -55,13 +64,16 @@ def expected(golden: Path, folder: Path) -> dict[str, np.ndarray]:
     given, tiles = inputs_of(golden, model.config)
     with torch.no_grad():
         logits = model(**given).logits[0, -LAST:]
-        seen = model.model.get_image_features(
-            given["pixel_values"][:, :FEW], given["pixel_attention_mask"][:, :FEW]
-        ).pooler_output
+        if "pixel_attention_mask" in given:
+            masks = {"pixel_attention_mask": given["pixel_attention_mask"][:, :FEW]}
+            seen = model.model.get_image_features(given["pixel_values"][:, :FEW], **masks)
+        else:
+            seen = model.model.get_image_features(given["pixel_values"][:FEW])
+        seen = seen.pooler_output
     return {
         "ids": given["input_ids"][0].numpy().astype(np.int32),
         "tiles": tiles.numpy().transpose(0, 2, 3, 1).astype(np.uint8),
-        "pixels": given["pixel_values"][0, :FEW].numpy(),
+        "pixels": given["pixel_values"].flatten(0, -4)[:FEW].numpy(),
         "rows": torch.stack(list(seen)).numpy(),
         "logits": logits.numpy(),
     }

@@ -17,9 +17,9 @@ from models.run.load import Loaded, load
 from models.serve.app import make_app
 from models.serve.engine import service_of
 from models.serve.settings import Settings
-from models.tower import tower_of
+from models.tower_files import tower_of
 
-NAMES = ("smolvlm",)
+NAMES = ("smolvlm", "gemma3")
 EXACT: dict[str, Any] = {"threads": 1, "exact": True, "cache_type": "f32"}
 
 

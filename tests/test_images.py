@@ -25,9 +25,18 @@ from test_cuda_models import left_to_the_cpu, planned
 
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.draft.lookup import SuffixDrafter
-from ggraph.decode.given import Given, first_given, given_feeds, has_given, words
+from ggraph.decode.given import (
+    Given,
+    first_given,
+    given_feeds,
+    given_rows,
+    has_given,
+    later,
+    pieces,
+    words,
+)
 from ggraph.decode.policy import Fixed
-from ggraph.decode.rows import padded
+from ggraph.decode.rows import Rows, columns, padded, visibility
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
@@ -45,7 +54,8 @@ from models.images import MOST_PIXELS, picture
 from models.registry import open_model
 from models.run.convert import tower_to_gguf
 from models.run.load import load, open_session
-from models.tower import Sight, Tower, open_mmproj, tower_of
+from models.tower import Sight, Tower
+from models.tower_files import open_mmproj, tower_of
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +88,8 @@ def test_tiles_and_pixels_are_those_of_the_processor(name: str, root: Path) -> N
     sight, expected = tower(root / name).sight, said(name)
     seen = [picture(data, sight) for data in talk_of(name)[1]]
     assert np.array_equal(np.concatenate([p.tiles for p in seen]), expected["tiles"])
-    assert {(p.lines, p.columns) for p in seen} == {(3, 3), (1, 3)}
+    grids = {"smolvlm": [(3, 3), (1, 3)], "gemma3": [(0, 0), (0, 0)]}
+    assert [(p.lines, p.columns) for p in seen] == grids[name]
     p, side = sight.patch, sight.side
     for tile, pixels in zip(expected["tiles"], expected["pixels"], strict=False):
         patches, at = sight.patches(tile), sight.positions
@@ -120,8 +131,9 @@ def test_logits_are_those_of_transformers(name: str, form: int, root: Path) -> N
         every = runner.text(ids, every=True).logits
         assert spread_error(every[-last:], expected["logits"]) < LOGITS
         assert np.array_equal(every[-1:], logits)
-        runner.past, runner.batch = 0, 48
-        assert np.array_equal(runner.text(ids, every=True).logits, every)
+        for runner.batch in (48, 11):
+            runner.past = 0
+            assert np.array_equal(runner.text(ids, every=True).logits, every)
         runner.past = 0
         blind = runner.text(words(ids), every=True).logits  # who sees says something else
         assert spread_error(blind[-last:], expected["logits"]) > 100 * LOGITS
@@ -145,15 +157,16 @@ def test_packed_towers_make_rows_that_point_the_same_way(
     assert cosine.min() > 0.998
 
 
-def test_every_op_has_a_kernel(root: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_op_has_a_kernel(name: str, root: Path) -> None:
     """On the CPU, and in a plan for a GPU; of the tower, and of a step with rows given."""
-    t, model = tower(root / "smolvlm"), open_model(root / "smolvlm")
+    t, model = tower(root / name), open_model(root / name)
     session = open_session(threads=2, profile=True)
     backend = session.backends["cpu"]
     assert isinstance(backend, CpuBackend) and backend.profile is not None
     backend.profile.on = True
     session.prepare("tile", t.build, t.weight)
-    [rows] = [session.run("tile", t.feeds(said("smolvlm")["tiles"][0]))["rows"]]
+    [rows] = [session.run("tile", t.feeds(said(name)["tiles"][0]))["rows"]]
     runner = Runner(model.beside("m."), session, 64)
     runner.text([5, *(Given(r, 7) for r in rows), 6])
     found = {op for op, _ in backend.profile.times}
@@ -181,6 +194,28 @@ def test_a_given_row_is_no_token() -> None:
     sampler.accept_all(tokens)  # an image's token is in the text
     logits = np.ones(8, np.float32)
     assert sampler.sample(logits) == 0 and sampler.sample(np.where(np.arange(8) < 4, 1, 0.7)) == 0
+
+
+def test_a_block_is_in_one_piece() -> None:
+    """Or two where its first rows are known. All of its rows are numbers of the whole block: what
+    is behind a row changes what the decoder makes of it."""
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    block, alone = given_rows(rows, 7, together=True), given_rows(rows, 7)
+    assert [later(r) for r in block] == [3, 2, 1, 0] and {later(r) for r in [*alone, 5]} == {0}
+    other = given_rows(np.concatenate([rows[:3], rows[3:] + 1]), 7, together=True)
+    assert not set(block) & set(other) and len(set(block)) == 4
+    assert block == given_rows(rows.copy(), 7, together=True) and not set(block) & set(alone)
+    text = [1, 2, *block, 3, 4]
+    cut = [(8, [8]), (7, [7, 1]), (6, [6, 2]), (5, [2, 5, 1]), (4, [2, 4, 2]), (3, [2, 4, 2])]
+    assert [(most, [len(p) for p in pieces(text, most)]) for most, _ in cut] == cut
+    assert [len(p) for p in pieces(text[4:], 1)] == [2, 1, 1]
+    assert [len(p) for p in pieces([1, 2, *alone], 4)] == [4, 2]
+    whole = Rows(text, range(5, 13), range(5, 13))
+    seen = visibility(whole, 8, 32)
+    assert [int((r == 0).sum()) for r in seen] == [6, 7, 11, 11, 11, 11, 12, 13]
+    few, which = columns(whole, 8, 32)
+    assert np.array_equal(few[which].T, seen)  # as devices make the mask of it
+    assert [int((r == 0).sum()) for r in visibility(whole, 8, 32, 3)] == [3, 3, 6, 5, 4, 3, 3, 3]
 
 
 def test_an_architecture_that_takes_no_rows_says_so(
@@ -222,10 +257,11 @@ def batch_of(m: Any, slots: int = 1024) -> Batch:
     return Batch(runner, Limits(texts=4, beside=16))
 
 
-def test_texts_of_a_batch_have_the_bits_that_they_have_alone(root: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_of_a_batch_have_the_bits_that_they_have_alone(name: str, root: Path) -> None:
     """With images beside others without; an image that was seen is not computed again, and another
     one is, behind the same words."""
-    with seeing({"path": root / "smolvlm"}) as m:
+    with seeing({"path": root / name}) as m:
         shown = [png(30, 20, shade=s) for s in (0, 255)]
         seen = [m.prompt_ids("What?", images=[i]) for i in shown]
         prompts = [*seen, m.prompt_ids("What?"), m.prompt_ids("And what?", images=shown)]
@@ -242,15 +278,21 @@ def test_texts_of_a_batch_have_the_bits_that_they_have_alone(root: Path) -> None
         assert answers(fresh, [seen[1]]) == [alone[1]]
         assert fresh.counters.reused == first_given(seen[1])
         batch.memory.check([])
+        runner = m.runner  # the same words by the runner of one text
+        own = list(
+            m.engine.generate(prompts[3], lambda x: int(x.argmax()), lambda _: None, limit=12)
+        )
+        assert own == alone[3] and runner.past > 0
 
 
-def test_texts_that_give_way_compute_their_images_again(root: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_that_give_way_compute_their_images_again(name: str, root: Path) -> None:
     """Where slots are short, a text's rows are made of its prompt once more."""
-    with seeing({"path": root / "smolvlm"}) as m:
+    with seeing({"path": root / name}) as m:
         prompts = [m.prompt_ids("What?", images=[png(9, 9, shade=s)]) for s in (1, 99, 255)]
         alone = [answers(batch_of(m), [p], 30)[0] for p in prompts]
         longest = max(map(len, prompts)) + 40
-    with seeing({"path": root / "smolvlm"}) as m:
+    with seeing({"path": root / name}) as m:
         tight = Batch(ListRunner(m.model, m.session, longest, longest, cache_dtype=F32))
         assert answers(tight, prompts, 30) == alone
         assert tight.counters.preempted + tight.memory.evicted > 0
@@ -318,10 +360,11 @@ def test_an_image_of_one_tile_is_not_split() -> None:
     """Nor is any where the processor does not split."""
     tags = ("<fake_token_around_image>", "<global-img>")
     for longest in (24, 0):
-        seen = picture(png(50, 31), Sight(24, 4, 2, longest, (0.5,) * 3, (0.5,) * 3))
-        if longest:
-            assert seen.tiles.shape == (1, 24, 24, 3)
-        assert seen.text(2) == f"{tags[0]}{tags[1]}<image><image>{tags[0]}"
+        sight = Sight("idefics3", 24, 4, 2, longest, (0.5,) * 3, (0.5,) * 3)
+        seen = picture(png(50, 31), sight)
+        assert seen.tiles.shape == (1, 24, 24, 3)
+        told = seen.text(dataclasses.replace(sight, size=16))
+        assert told == f"{tags[0]}{tags[1]}{'<image>' * 4}{tags[0]}"
 
 
 def test_files_are_read_as_cameras_write_them(root: Path) -> None:
@@ -445,7 +488,7 @@ def test_processors_of_newer_folders_are_read(root: Path, tmp_path: Path) -> Non
     assert tower(folder).sight == dataclasses.replace(own, longest=0)
     (folder / "processor_config.json").unlink()
     half = (0.5, 0.5, 0.5)
-    assert tower(folder).sight == Sight(24, 4, 2, 96, half, half)
+    assert tower(folder).sight == Sight("idefics3", 24, 4, 2, 96, half, half)
 
 
 def test_early_files_call_feed_forwards_otherwise(root: Path, tmp_path: Path) -> None:
@@ -462,14 +505,16 @@ def test_early_files_call_feed_forwards_otherwise(root: Path, tmp_path: Path) ->
     assert np.abs(rows_of(old, tiles, exact=True) - own).max() < 1e-4 * np.ptp(own)
 
 
-def test_llama_cpp_reads_the_pair(root: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_reads_the_pair(name: str, root: Path) -> None:
     """And says the same of an image of one colour, which resizing leaves as it is; behind a text,
-    since its template takes what stands for an image for one, and ours writes a space before."""
+    since its template takes what stands for an image for one, and SmolVLM's writes a space before;
+    and without the empty lines that transformers has around an image of Gemma 3."""
     xllamacpp = pytest.importorskip("xllamacpp")
     flat = png(72, 72, shade=(200, 30, 90))
     params = xllamacpp.CommonParams()
-    params.model.path = str(root / "smolvlm.gguf")
-    params.mmproj.path, params.mmproj_use_gpu = str(root / "smolvlm-mmproj.gguf"), False
+    params.model.path = str(root / f"{name}.gguf")
+    params.mmproj.path, params.mmproj_use_gpu = str(root / f"{name}-mmproj.gguf"), False
     params.n_parallel, params.warmup, params.use_jinja = 1, False, True
     params.n_ctx = params.n_batch = params.n_ubatch = 512
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
@@ -480,9 +525,10 @@ def test_llama_cpp_reads_the_pair(root: Path) -> None:
         "max_tokens": 24, "temperature": 0, "logprobs": True, "top_logprobs": 5,
     })  # fmt: skip
     told = said_there["choices"][0]["logprobs"]["content"]
-    with seeing({"path": root / "smolvlm.gguf", "mmproj": root / "smolvlm-mmproj.gguf"}) as m:
+    with seeing(ways(root, name)[1]) as m:
         content = [{"type": "text", "text": "What?"}, {"type": "image"}]
         ids = m.chat_ids([{"role": "user", "content": content}], [flat])
+        ids = [i for i in ids if name != "gemma3" or i != 256]
         assert said_there["usage"]["prompt_tokens"] == len(ids)
         logits, own = m.runner.text(ids).logits[-1], list[dict[int, float]]()
         for _ in range(24):
@@ -490,15 +536,11 @@ def test_llama_cpp_reads_the_pair(root: Path) -> None:
             best = np.argsort(-chances)[:5].tolist()
             own.append({t: float(chances[t]) for t in best})
             logits = m.runner.text(best[:1]).logits[-1]
-    shared = 0  # it tells of tokens that are whole letters alone
+    assert len(told) >= 3  # it tells of tokens that are whole letters alone
     for there in told:
-        theirs = {t["id"]: t["logprob"] for t in there["top_logprobs"]}
+        best = {t["id"]: t["logprob"] for t in there["top_logprobs"][:3]}
         near = [o for o in own if max(o, key=o.__getitem__) == there["id"]]
-        assert any(
-            theirs.keys() == o.keys() and all(abs(theirs[t] - o[t]) < 0.05 for t in o) for o in near
-        )
-        shared += 1
-    assert shared >= 3
+        assert any(all(abs(best[t] - o.get(t, 0.0)) < 0.05 for t in best) for o in near)
 
 
 def test_commands_show_images(root: Path, tmp_path: Path) -> None:

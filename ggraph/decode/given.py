@@ -21,18 +21,62 @@ from ggraph.tensor import Array, Tensor, input
 
 
 class Given(int):
-    """A row f32 [E], in the place of a `token` of the vocabulary that the text has there."""
+    """A row f32 [E], in the place of a `token` of the vocabulary that the text has there.
+
+    Rows of a `block` see one another, so that a step has all of it or none: there are so many
+    `before` this one, and `behind` it. Else it sees what a token would.
+    """
 
     row: Array
     token: int
+    before: int
+    behind: int
 
-    def __new__(cls, row: Array, token: int) -> "Given":
-        """The number follows from the row alone."""
+    def __new__(
+        cls, row: Array, token: int, block: bytes = b"", before: int = 0, behind: int = 0
+    ) -> "Given":
+        """The number follows from what the decoder makes of it: the row, and all of its block."""
         values = np.ascontiguousarray(row, np.float32)
-        digest = hashlib.sha256(values.tobytes()).digest()
+        digest = hashlib.sha256(values.tobytes() + block).digest()
         found = super().__new__(cls, 1 << 256 | int.from_bytes(digest, "little"))
-        found.row, found.token = values, token
+        found.row, found.token, found.before, found.behind = values, token, before, behind
         return found
+
+
+def given_rows(rows: Array, token: int, *, together: bool = False) -> list[Given]:
+    """Rows [N, E] in the place of tokens; or `together`, as one block."""
+    if not together:
+        return [Given(row, token) for row in rows]
+    values = np.ascontiguousarray(rows, np.float32)
+    block, last = hashlib.sha256(values.tobytes()).digest(), len(rows) - 1
+    return [Given(row, token, block, i, last - i) for i, row in enumerate(values)]
+
+
+def later(token: int) -> int:
+    """How many rows behind its own one in this place sees: those of its block. Windows leave out
+    what is before a row, in its block too, as in transformers."""
+    return token.behind if type(token) is Given else 0
+
+
+def piece(tokens: Sequence[int], most: int) -> int:
+    """How many of these a step begins with: at most so many, but a block is not cut, and one that
+    stands first is taken whole."""
+    count = min(most, len(tokens))
+    last = tokens[count - 1]
+    if not (left := later(last)) or not isinstance(last, Given):
+        return count
+    begin = count - 1 - last.before
+    return begin if begin > 0 else count + left
+
+
+def pieces(tokens: Sequence[int], most: int) -> list[Sequence[int]]:
+    """These tokens in pieces of at most so many, without a block in two of them."""
+    found, at = list[Sequence[int]](), 0
+    while at < len(tokens):
+        count = piece(tokens[at:], most)
+        found.append(tokens[at : at + count])
+        at += count
+    return found
 
 
 def first_given(tokens: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.arrays import Feeds
-from ggraph.decode.given import given_feeds, has_given, words
+from ggraph.decode.given import given_feeds, has_given, pieces, words
 from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
 from ggraph.decode.picks import best_of, candidates, drawn_of, greatest_of, numbers_of
 from ggraph.decode.rows import (
@@ -169,9 +169,10 @@ class Runner:
     @checked
     def prepare(self, tokens: Sequence[int]) -> None:
         """Make the plans that appending these tokens will need."""
-        for start in range(0, len(tokens), self.batch):
-            part = tokens[start : start + self.batch]
-            self._planned(len(part), 1, self.past + start + len(part), has_given(part))
+        reach = self.past
+        for part in pieces(tokens, self.batch):
+            reach += len(part)
+            self._planned(len(part), 1, reach, has_given(part))
 
     @checked
     def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
@@ -183,8 +184,7 @@ class Runner:
             raise InputError("a step needs at least one token, got none")
         self._check_room(len(tokens))
         first, results = self.past, []
-        parts = [tokens[i : i + self.batch] for i in range(0, len(tokens), self.batch)]
-        for part in parts:
+        for part in pieces(tokens, self.batch):
             slots = range(self.past, self.past + len(part))
             wanted = range(len(part)) if every else [len(part) - 1]
             results.append(self._run(self._composed(Rows(part, slots, slots), wanted, len(part))))

@@ -46,6 +46,7 @@ class Row(NamedTuple):
     seen: Array  # i32
     wanted: bool
     near: Array | None = None
+    behind: int = 0  # rows behind it that it sees whatever the window is
 
 
 class Lists:
@@ -94,7 +95,7 @@ class Lists:
             self._lists[key] = np.full((count, width), -1, np.int32)
         lists = self._lists[key]
         for line, row in zip(lists, rows, strict=False):
-            seen = row.seen[-in_view(window, row.position) :]
+            seen = row.seen[-row.behind - in_view(window, row.position) :]
             line[: len(seen)] = seen
             if len(seen) < width:
                 line[len(seen)] = -1

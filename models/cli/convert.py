@@ -25,7 +25,7 @@ from ..run.convert import (
     model_to_gguf,
     tower_to_gguf,
 )
-from ..tower import tower_of
+from ..tower_files import tower_of
 from .common import apart, note, notes
 
 Type = Annotated[str, typer.Option("--type", help=f"One of {', '.join(FILE_TYPES)}.")]

@@ -34,8 +34,9 @@ from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
 from ..rotation import YARN
-from ..tower import MMPROJ, Tower
-from ..tower import told as tower_told
+from ..tower import MEAN, Tower
+from ..tower_files import MMPROJ, stored
+from ..tower_files import told as tower_told
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
@@ -168,8 +169,9 @@ def tower_to_gguf(
     metadata |= _general(tower.name, None, type_name)
     kernel = dtypes.F32 if type_name == "f32" else dtypes.F16  # a convolution's, to llama.cpp
     tensors = list[RawTensor]()
-    for t in tower.stored().values():
-        title = kernel if len(t.shape) == 4 else tensor_type(t.name, t.shape, type_name)
+    for t in stored(tower).values():
+        whole = len(t.shape) == 4 or t.name == f"{MEAN}.weight"  # or read the other way
+        title = kernel if whole else tensor_type(t.name, t.shape, type_name)
         tensors.append(converted(t, title))
     write_gguf(out, metadata, tensors, progress)
 

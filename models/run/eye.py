@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ggraph import Array, InputError, Session
-from ggraph.decode.given import Given
+from ggraph.decode.given import Given, given_rows
 from ggraph.text.tokenizer import Tokenizer
 
-from ..images import IMAGE, Picture, picture
+from ..images import MARKS, Picture, picture
 from ..tower import Tower
 
 _KEY = "tile"
@@ -26,7 +26,11 @@ class Eye:
     decoder's cache has slots, since who is not in that is read again anyway."""
 
     def __init__(
-        self, tower: Tower, tokenizer: Tokenizer, open_session: Callable[[], Session], most: int
+        self,
+        tower: Tower,
+        tokenizer: Tokenizer,
+        open_session: Callable[[], Session],
+        most: int,
     ) -> None:
         self.tower, self.tokenizer, self.most = tower, tokenizer, most
         self.read = 0  # tiles
@@ -34,9 +38,10 @@ class Eye:
         self._session: Session | None = None  # opened with the first image
         self._seen: OrderedDict[bytes, list[Given]] = OrderedDict()
         self._lock = threading.Lock()
-        found = tokenizer.id_of(IMAGE)
+        self.marker, row = MARKS[tower.sight.kind]
+        found = tokenizer.id_of(row)
         if found is None:
-            raise InputError(f"{tower.name} and this model do not fit: it has no token {IMAGE!r}")
+            raise InputError(f"{tower.name} and this model do not fit: it has no token {row!r}")
         self.token = found
 
     def ids(
@@ -46,21 +51,21 @@ class Eye:
         theirs. Where these are more than `most` nobody can use them, and no image is read, as where
         only their number is asked for. InputError for what is no image, or is too large, for images
         that have more rows than that, and where the template does not show each once."""
-        parts = text.split(IMAGE)
+        parts = text.split(self.marker)
         if len(parts) != len(images) + 1:
             raise InputError(
                 f"{len(images)} images, of which the chat template shows {len(parts) - 1}"
             )
-        rows, seen = self.tower.sight.rows, list[Picture]()
+        sight, seen = self.tower.sight, list[Picture]()
         for data in images:
             with self._lock:  # one at a time is decoded, which may take 200 MB
-                seen.append(picture(data, self.tower.sight))
-            if (count := sum(len(p.tiles) for p in seen) * rows) > most:
+                seen.append(picture(data, sight))
+            if (count := sum(len(p.tiles) for p in seen) * sight.rows) > most:
                 raise InputError(
                     f"{len(seen)} images make {count} tokens, but the context holds {most} (-c "
                     "sets another)"
                 )
-        whole = "".join(p + s.text(rows) for p, s in zip(parts, seen, strict=False)) + parts[-1]
+        whole = "".join(p + s.text(sight) for p, s in zip(parts, seen, strict=False)) + parts[-1]
         ids = self.tokenizer.encode_sewn(whole, seam, most)
         if len(ids) > most or not read:
             return ids
@@ -73,8 +78,9 @@ class Eye:
         with self._lock:
             found = self._seen.pop(name, None)
             if found is None:
-                made = (row for tile in seen.tiles for row in self._tile(tile))
-                found = [Given(row, self.token) for row in made]
+                together, found = self.tower.sight.together, []
+                for tile in seen.tiles:
+                    found += given_rows(self._tile(tile), self.token, together=together)
             self._seen[name] = found
             while sum(map(len, self._seen.values())) > self.most and len(self._seen) > 1:
                 self._seen.popitem(last=False)

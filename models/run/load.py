@@ -22,7 +22,8 @@ from ggraph.text.tokenizer import Tokenizer
 from ..heads.layouts import AnyHead, open_head
 from ..lora import adapted
 from ..registry import Model, open_model
-from ..tower import Tower, open_mmproj, tower_of
+from ..tower import Tower
+from ..tower_files import open_mmproj, tower_of
 from .eye import Eye
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
