@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from models.registry import open_model
 from models.run.convert import model_to_gguf, tower_to_gguf
+from models.run.drafting import smaller_model
 from models.run.load import Loaded, load
 from models.serve.app import make_app
 from models.serve.engine import service_of
@@ -64,10 +65,14 @@ def seeing(how: dict[str, Any], **more: Any) -> Iterator[Loaded]:
 
 
 @contextmanager
-def client(how: dict[str, Any], **more: Any) -> Iterator[tuple[TestClient, Any]]:
-    """A server on the model, and its service."""
+def client(
+    how: dict[str, Any], smaller: Path | None = None, **more: Any
+) -> Iterator[tuple[TestClient, Any]]:
+    """A server on the model, and its service; perhaps with a smaller model that drafts."""
     with seeing(how) as m:
-        service = service_of(m, Settings(**{"parallel": 4, "draft": 0, **more}))
+        other = None if smaller is None else smaller_model(m, smaller)
+        settings = Settings(**{"parallel": 4, "draft": 0, **more})
+        service = service_of(m, settings, smaller=other)
         with TestClient(make_app(service)) as asked:
             yield asked, service
 

@@ -491,6 +491,20 @@ def test_processors_of_newer_folders_are_read(root: Path, tmp_path: Path) -> Non
     assert tower(folder).sight == Sight("idefics3", 24, 4, 2, 96, half, half)
 
 
+def test_a_processors_template_is_the_one(root: Path, tmp_path: Path) -> None:
+    """As folders of earlier years have it: the tokenizer's own may know no images."""
+    folder = tmp_path / "m"
+    shutil.copytree(root / "smolvlm", folder)
+    config = folder / "tokenizer_config.json"
+    told = json.loads(config.read_text())
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": told["chat_template"]}))
+    config.write_text(json.dumps({**told, "chat_template": "{{ messages[0].content }}"}))
+    with seeing({"path": root / "smolvlm"}) as m, seeing({"path": folder}) as same:
+        image = png(9, 9)
+        assert same.prompt_ids("a", images=[image]) == m.prompt_ids("a", images=[image])
+        assert same.prompt_ids("a") == m.prompt_ids("a")
+
+
 def test_early_files_call_feed_forwards_otherwise(root: Path, tmp_path: Path) -> None:
     c = open_checkpoint(root / "smolvlm-mmproj.gguf")
     swap = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}

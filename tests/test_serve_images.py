@@ -109,6 +109,19 @@ def test_drafts_and_neighbours_change_nothing(asked: tuple[TestClient, Any]) -> 
     assert [c["message"]["content"] for c in several["choices"]] == [alone] * 3
 
 
+def test_a_smaller_model_that_sees_nothing_may_draft(asked: tuple[TestClient, Any]) -> None:
+    """It reads an image's rows as the last of its tokens: guesses differ, answers do not."""
+    web, service = asked
+    question = user(part(ONE), text("What?"))
+    alone = said(answer(web, question, max_tokens=40))
+    path = Path(service.m.model.checkpoint.path)
+    with client({"path": path}, smaller=path, draft=4) as (other, _):
+        reply = answer(other, question, max_tokens=40, speculative={"drafters": ["model"]})
+    details = reply["usage"]["completion_tokens_details"]
+    assert said(reply) == alone
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] > 0
+
+
 def test_penalties_and_forms_hold_behind_images(asked: tuple[TestClient, Any]) -> None:
     """The image's tokens count as text; a grammar never sees them."""
     web, _ = asked

@@ -101,6 +101,8 @@ class Service(Reader):
         spill = None if self.disk is None else Spill(self.disk, runner)
         self.batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)
         self.worker = Worker(self.batch, parallel + self.settings.queued)
+        with suppress(InputError, ModelError):  # who shows an image is told
+            m.eye.most = self.slots  # whoever is not in the cache any more has his read again
 
     def stop(self) -> None:
         """End every answer, and write what the disk is to keep."""
@@ -184,8 +186,7 @@ class Service(Reader):
     def _seen(
         self, messages: Sequence[Any], images: Sequence[bytes], *, read: bool, **extra: Any
     ) -> list[int]:
-        """The same with images. Whoever is not in the cache any more has his read again."""
-        self.eye.most = self.slots
+        """The same with images."""
         text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
         self.check_letters(len(text), "messages")
         try:
