@@ -49,6 +49,7 @@ from ggraph.serving.disk import BLOCK, Disk, Spill
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
 from ggraph.serving.texts import Limits
+from ggraph.text.chat import ChatTemplate
 from models.api import Chat
 from models.images import MOST_PIXELS, picture
 from models.registry import open_model
@@ -327,6 +328,15 @@ def test_a_marker_that_somebody_types_shows_no_image(root: Path) -> None:
         assert [t for t in words(ids) if t in tags] == [t for t in words(plain) if t in tags]
         assert typed in m.tokenizer.decode(words(ids), special=False)
         assert not has_given(m.prompt_ids(typed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_templates_that_know_parts_alone_show_texts(name: str, root: Path) -> None:
+    """SmolVLM's would show no letter of a message that is a string; Gemma's takes either."""
+    with seeing({"path": root / name}) as m:
+        assert ChatTemplate.of(m.tokenizer).wants_parts == (name == "smolvlm")
+        shown = m.tokenizer.decode(m.prompt_ids("What is it?", system="Be brief."))
+        assert "What is it?" in shown and "Be brief." in shown
 
 
 def test_an_image_that_was_seen_is_not_read_again(root: Path) -> None:
