@@ -140,9 +140,11 @@ def chat(
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True)
     console = terminal(soft_wrap=True)
+    shown = read_images(image or ())
+    on = on.seeing() if shown else on
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         talk = Talk(m, sampler, drafting, n_predict, system, console)
-        talk.waiting = read_images(image or ())
+        talk.waiting = shown
         if sys.stdin is not None and sys.stdin.isatty():
             note(f"{m.model.name} · {HELP}")
         for line in _lines():

@@ -6,9 +6,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from ggraph.errors import CacheWarning, DraftWarning, FormatWarning
 from ggraph.lazy import lazy
 
 from ..run.fetch import fetch_default
-from ..run.hub import fetch_hub
+from ..run.hub import fetch_hub, fetch_tower
 from ..run.load import Loaded, LoadedEncoder, device_names, load, load_served
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
@@ -146,6 +146,12 @@ class ServedModel:
     def path(self) -> Path:
         """Where the model lies, once it is fetched."""
         return model_path(self.model, self.hf_repo)
+
+    def seeing(self) -> Self:
+        """The same with the tower that its repository has beside it, fetched."""
+        if self.hf_repo is None or self.mmproj is not None:
+            return self
+        return replace(self, mmproj=fetch_tower(self.hf_repo, note))
 
     @property
     def how(self) -> dict[str, Any]:

@@ -112,8 +112,9 @@ def generate(
     path = on.path
     head = drafts.head_of(path) if wanted else None
     drafting = drafts.drafting(head, wanted, path)
+    shown = read_images(image or ())
+    on = on.seeing() if shown else on
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
-        shown = read_images(image or ())
         ids = m.prompt_ids(text, chat=not no_chat, system=system, special=special, images=shown)
         run = Generation(m, ids, config, n_predict, ends)
         if compare:
