@@ -32,7 +32,8 @@ def _is_bool(value: object) -> bool:
 def _whole(value: Any) -> int:
     if _is_bool(value) or isinstance(value, np.ndarray):
         raise TypeError
-    return operator.index(value)
+    # A class of numbers may hold more: what `ggraph.decode.given` has in the place of tokens does
+    return value if isinstance(value, int) else operator.index(value)
 
 
 def _real(value: Any) -> float:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
+from ggraph.decode.given import placed
 from ggraph.decode.model import LOG, REPLAYED, StepShape
 from ggraph.formats.checkpoint import scale_name
 
@@ -47,12 +48,11 @@ class Step:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rows, context = self.shape.rows, self.shape.context
+        rows, seen = self.shape.rows, self.shape.listed or self.shape.context
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
         self.types = input("types", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
-        seen = self.shape.listed or context
         kind = dtypes.I32 if self.shape.listed else dtypes.F32
         self.mask = input("mask", (rows, seen), kind)
         self.window_mask = self.mask
@@ -114,8 +114,9 @@ class Step:
 
 
 def embed(s: Step) -> Tensor:
-    """Rows of the embedding table for the step's tokens, times its factor: [T, E]."""
-    return scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
+    """Rows of the embedding table for the step's tokens, by its factor, or given ones: [T, E]."""
+    x = scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
+    return placed(x) if s.shape.given else x
 
 
 def looked_up(s: Step, table: str) -> Tensor:
@@ -151,9 +152,8 @@ def product(s: Step, x: Tensor, matrix: str, width: int, name: str = "") -> Tens
     y = by_scale(s, ops.mul_mat(s.w(matrix, width, n), x, name=name), matrix)
     if not s.has(down):
         return y
-    rank = s.catalogue[down].shape[0]
-    few = ops.mul_mat(s.w(down, rank, n), x)  # [T, R]
-    return y + ops.mul_mat(s.w(f"{matrix}{UP}", width, rank), few)
+    few = ops.mul_mat(s.w(down, s.catalogue[down].shape[0], n), x)  # [T, R]
+    return y + ops.mul_mat(s.w(f"{matrix}{UP}", width, few.shape[1]), few)
 
 
 def by_scale(s: Step, y: Tensor, matrix: str) -> Tensor:
@@ -178,9 +178,8 @@ def cached(s: Step, rows: Tensor, name: str) -> Tensor:
     """Write rows [T, K, D] to their slots of the cache `name`; the first C rows: [C, K, D]."""
     if not s.config.causal:
         return rows  # which see those of their step
-    heads, dim = rows.shape[1], rows.shape[2]
-    shape, dtype = s.shape, s.shape.cache_dtype
-    cache = state(s.prefix + name, (shape.cache_rows, heads, dim), dtype)
+    shape = s.shape
+    cache = state(s.prefix + name, (shape.cache_rows, *rows.shape[1:]), shape.cache_dtype)
     written = ops.set_rows(cache, rows, s.slots, name=f"{name}.new")
     return ops.rows(written, 0, shape.context, name=f"{name}.seen")
 
@@ -229,12 +228,13 @@ def attention(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
     return linear(s, mixed, f"blk.{i}.attn_output", s.config.hidden_size)
 
 
-def mask_of(s: Step, i: int) -> Tensor:
-    """What each row that layer i is asked for may see: f32 [T, C], or lists, i32 [T, S]."""
-    return s.asked(s.window_mask if s.config.slides(i) else s.mask, i)
+def mask_of(s: Step, i: int) -> Tensor | None:
+    """What rows that layer i is asked for see: f32 [T, C], lists i32 [T, S]; None: one another."""
+    seen = s.window_mask if s.config.slides(i) else s.mask
+    return s.asked(seen, i) if s.config.causal or s.shape.listed else None
 
 
-def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor, i: int) -> Tensor:
+def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor | None, i: int) -> Tensor:
     """Queries [T, H, D] over the keys and values that layer i sees: [T, H*D]."""
     c, name = s.config, f"blk.{i}.attn"
     mixed = ops.flash_attn(

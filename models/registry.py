@@ -113,6 +113,10 @@ class Model:
         step = Step(self.config, self.catalogue, shape, self.prefix)
         graph = ARCHITECTURES[self.config.architecture].build(step)
         self.check_used(t.name.removeprefix(self.prefix) for t in graph.leaves(Kind.WEIGHT))
+        if shape.given and "given" not in {t.name for t in graph.leaves(Kind.INPUT)}:
+            raise ModelError(
+                f"{self.config.architecture}: the graph takes no rows in the place of tokens"
+            )
         return graph
 
     def check_used(self, names: Iterable[str]) -> None:
@@ -255,8 +259,12 @@ def _drafting(c: DecoderConfig, tensors: Mapping[str, RawTensor]) -> DecoderConf
 
 
 TIED = "tie_word_embeddings"
-_TEXT = re.compile(r"model\.language_model\.|language_model\.model\.|language_model\.(?=lm_head)")
-_OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio")
+_TEXT = re.compile(
+    r"model\.(?:language|text)_model\.|language_model\.model\.|language_model\.(?=lm_head)"
+)
+_OTHERS = (
+    "vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio", "connector"
+)  # fmt: skip
 
 
 def text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, RawTensor]]:

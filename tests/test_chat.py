@@ -3,8 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from image_kit import made
 from small_model import learnable_model, small_model
+from test_images import png
 
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.text.prompt import prompt_ids
@@ -33,6 +36,34 @@ def test_a_talk_remembers_forgets_and_goes_on_after_a_refusal(tmp_path: Path) ->
     assert done.stdout == f"{words[0]}\n{words[1]}\n{words[0]}\n"
     assert "answer 8 tokens" in done.stderr and "drafted tokens kept" in done.stderr
     assert "the context holds" in done.stderr and "/reset forgets" in done.stderr
+
+
+def test_images_are_shown_with_the_next_line(tmp_path: Path) -> None:
+    """Those of the command line with the first one; what is no image is refused, and forgotten."""
+    path = made(tmp_path) / "smolvlm"
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    for shade, file in zip((0, 255), files, strict=True):
+        file.write_bytes(png(20, 20, shade=shade))
+    (tmp_path / "c.png").write_text("none")
+    said = f"ab\n/image {tmp_path / 'c.png'}\ncd\n/image {files[1]}\n/image {tmp_path}/d\nef\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "models", "chat", "-m", str(path), "-t", "1", "-n", "8",
+         "--temp", "0", "--image", str(files[0])],
+        cwd=ROOT, input=said, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    images = [f.read_bytes() for f in files]
+    talk, words = list[dict[str, Any]](), list[str]()
+    m = load(path, threads=1)
+    for count, text in ((1, "ab"), (2, "ef")):
+        talk.append(
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
+        )
+        run = Generation(m, m.chat_ids(talk, images[:count]), SamplerConfig(temp=0), 8)
+        words.append("".join(run.run(None)))
+        talk.append({"role": "assistant", "content": words[-1]})
+    m.close()
+    assert done.stdout == f"{words[0]}\n{words[1]}\n" and words[0] != words[1]
+    assert "no image (PNG" in done.stderr and f"cannot read {tmp_path}/d" in done.stderr
 
 
 def test_a_full_context_is_told_with_a_way_out(tmp_path: Path) -> None:

@@ -270,11 +270,11 @@ def decoding() -> Calls:
             lambda **k: runner.plan(StepShape(**k)), fields_of(runner.shape(1, 1, 1))
         ),
         "Runner": (lambda **k: Runner(**k).text([1]), {**given, "cache_dtype": dtypes.F16}),
-        "Runner.shape": (runner.shape, {"rows": 1, "wanted": 1, "reach": 1}),
+        "Runner.shape": (runner.shape, {"rows": 1, "wanted": 1, "reach": 1, "given": False}),
         "Runner.plan": (runner.plan, {"shape": runner.shape(1, 1, 1)}),
         "Runner.ready": (runner.ready, {"rows": 1, "reach": 1}),
         "Runner.movable": (runner.movable, {"rows": 2}),
-        "Runner.prepare": (runner.prepare, {"count": 1}),
+        "Runner.prepare": (runner.prepare, {"tokens": [1]}),
         "Runner.text": (text, {"tokens": [1], "every": False}),
         "picking": (picking, {"step": step, "count": 2, "alone": True}),
         "spreading": (spreading, {"step": step}),

@@ -17,10 +17,10 @@ from small_model import small_model
 
 from ggraph import InputError
 from ggraph.formats import open_checkpoint
-from models.cli.common import model_path
+from models.cli.common import ServedModel, model_path
 from models.pooling import pooling_of
 from models.registry import open_model
-from models.run.hub import fetch_hub
+from models.run.hub import _tower, fetch_hub, fetch_tower
 
 COMMIT = "c" * 40
 
@@ -99,6 +99,7 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "m-UD-Q2_K_XL.gguf",
         ),
         "a/both": ("m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M.gguf"),
+        "a/sees": ("m-Q4_K_M.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-m-Q8_0.gguf"),
         "a/nothing": ("README.md",),
     }
     for repo, files in names.items():
@@ -224,6 +225,32 @@ def test_what_was_fetched_serves_without_the_hub(hub: Hub) -> None:
         with pytest.raises(InputError, match=f"-hf {name}: ") as refused:
             fetch_hub(name, silent)
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("repo", "file"),
+    [("a/sees", "mmproj-m-Q8_0.gguf"), ("a/types", "mmproj-m.Q4_K_M.gguf"), ("a/alone", None)],
+)
+def test_a_tower_is_fetched_where_images_are_shown(hub: Hub, repo: str, file: str | None) -> None:
+    """Once, and it is there without the hub; no tower is where there is none."""
+    said: list[str] = []
+    path = fetch_tower(repo, said.append)
+    assert (None if path is None else path.name) == file and len(said) == (file is not None)
+    assert fetch_tower(repo, said.append) == path and len(said) == (file is not None)
+    assert ServedModel(hf_repo=repo).seeing().mmproj == path
+    given = ServedModel(hf_repo=repo, mmproj=Path("own.gguf"))
+    assert given.seeing() is given and ServedModel(model=Path("m")).seeing().mmproj is None
+    fetch_hub(repo, silent)
+    hub.shutdown()
+    hub.server_close()
+    assert fetch_tower(repo, said.append) == path
+    with pytest.raises(InputError, match="-hf a/other: "):
+        fetch_tower("a/other", silent)
+
+
+def test_the_best_type_of_a_tower_is_taken() -> None:
+    names = ["mmproj-m-BF16.gguf", "mmproj-m-F16.gguf", "m-Q8_0.gguf"]
+    assert _tower(names) == names[1] and _tower(names[:1]) == names[0] and _tower(names[2:]) is None
 
 
 def test_a_file_that_arrives_in_part_is_not_used(hub: Hub) -> None:

@@ -234,7 +234,9 @@ LIMITS = {
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 SEEN = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}
 SHOWN = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
-TEXT_ONLY = "this model reads text only, expected 'text'"
+HEARD = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+TEXT_ONLY = "reads text only: it has no tower for images (--mmproj names a file)"
+UNHEARD = "this model reads text and images, expected 'text'"
 SELF = "schema: no text can follow it, since a $ref leads back to itself"
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 UNIQUE: dict[str, Any] = {
@@ -244,8 +246,10 @@ UNIQUE: dict[str, Any] = {
 }  # fmt: skip
 ADVICE = 'no grammar here holds that: leave it out, or say "strict": false to have the rest held'
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": [SEEN]}, f"messages.0.content.1.type: {TEXT_ONLY}"),
-    ("/v1/responses", {"input": [SHOWN]}, f"input.0.content.0.type: {TEXT_ONLY}"),
+    (CHAT, {"messages": [SEEN]}, f"small {TEXT_ONLY}"),
+    ("/v1/responses", {"input": [SHOWN]}, f"small {TEXT_ONLY}"),
+    (CHAT, {"messages": [HEARD]}, f"messages.0.content.0.type: {UNHEARD}"),
+    ("/v1/responses", {"input": [HEARD]}, f"input.0.content.0.type: {UNHEARD}"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]},
      "messages.0.content: Input should be a valid string or a valid array"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},

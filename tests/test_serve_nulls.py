@@ -13,7 +13,7 @@ NEEDED: dict[str, Any] = {  # of the bodies below, by name
     "name": "f", "function": {"name": "f"}, "call_id": "c", "id": "0", "created": 0, "lane": 0,
     "thinking": "a", "tool_use_id": "c", "input_schema": {"type": "object"}, "schema_": {},
     "messages": TALK, "tokens": [1], "mode": "auto", "input_prefix": "a", "input_suffix": "b",
-    "query": "a", "documents": ["b"],
+    "query": "a", "documents": ["b"], "url": "data:,", "image_url": {"url": "data:,"},
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
 }  # fmt: skip
 OWN: dict[type[Body], dict[str, Any]] = {

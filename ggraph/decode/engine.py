@@ -80,7 +80,7 @@ class Engine:
             stats = self.statistics = Statistics(prompt_tokens=len(prompt), clock=Clock(self.now))
             if limit == 0:
                 return
-            self.runner.prepare(len(prompt))  # planning has statistics of its own
+            self.runner.prepare(prompt)  # planning has statistics of its own
             if self.early():
                 drafts.warm(self.runner, self.runner.past + len(prompt))
             token = self._prompt(prompt, pick, accept, drafts)

@@ -8,6 +8,8 @@ each token is written to), `mask` f32 [T, C] (added to the scores: 0 or -inf), `
 (cache rows in use, at most C), `wanted` i32 [M] (rows of this step that get logits).
 With `listed` the masks are lists i32 [T, S] of the slots that each row sees, up to a number below
 0; C is then R, so that what a step costs does not grow with the cache.
+With `given` some rows are no tokens' (`ggraph.decode.given`): `given` f32 [T, E] are those, and
+`which` i32 [T] says of each row t whether it is t, the embedding's, or T + t, the given one.
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.
 
 Models with recurrent layers have a state for each of N texts, and more inputs
@@ -47,6 +49,7 @@ class StepShape:
     cache_dtype: DType = F16
     listed: int = 0  # S; 0: masks
     texts: int = 1  # N, which recurrent layers have a state for
+    given: bool = False  # whether rows may stand in the place of tokens
 
     def __post_init__(self) -> None:
         fit(self)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.decode.given import later
 from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.errors import InputError
 from ggraph.tensor import Array
@@ -29,8 +30,9 @@ def longest_draft(recurrent: bool) -> int:
 class Rows:
     """The token rows of one step, before padding.
 
-    Plain text (no `visible`): a row sees every slot up to its own. Otherwise a row sees all slots
-    below `base`, and slot base + s where `visible[t, s]`.
+    Plain text (no `visible`): a row sees every slot up to its own, and one that is given in a block
+    all of that. Otherwise a row sees all slots below `base`, and slot base + s where
+    `visible[t, s]`.
     """
 
     tokens: Sequence[int]
@@ -92,8 +94,8 @@ def visibility(rows: Rows, count: int, context: int, window: int | None = None) 
             hidden = context - 1 - rows.slots[0]
             return _ramp(context)[None, hidden : hidden + context]
         mask = np.full((count, context), -np.inf, np.float32)
-        for row, slot in zip(mask, rows.slots, strict=False):
-            row[: slot + 1] = 0
+        for row, slot, token in zip(mask, rows.slots, rows.tokens, strict=False):
+            row[: slot + 1 + later(token)] = 0
         return mask
     seen = rows.visible
     if seen is not None and window is None:  # a tree's, in each round: no array of bools either
@@ -103,7 +105,8 @@ def visibility(rows: Rows, count: int, context: int, window: int | None = None) 
         return mask
     allowed = np.zeros((count, context), bool)
     if seen is None:
-        allowed[:real] = np.arange(context)[None, :] <= np.asarray(rows.slots)[:, None]
+        ends = [slot + later(t) for slot, t in zip(rows.slots, rows.tokens, strict=True)]
+        allowed[:real] = np.arange(context)[None, :] <= np.asarray(ends)[:, None]
     else:
         allowed[:real, : rows.base] = True
         allowed[:real, rows.base : rows.base + seen.shape[1]] = seen

@@ -17,6 +17,7 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.arrays import Feeds
+from ggraph.decode.given import given_feeds, has_given, pieces, words
 from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
 from ggraph.decode.picks import best_of, candidates, drawn_of, greatest_of, numbers_of
 from ggraph.decode.rows import (
@@ -97,7 +98,7 @@ class Runner:
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
-        self._ready: dict[tuple[int, int, int, Hashable], Ready] = {}
+        self._ready: dict[tuple[Hashable, ...], Ready] = {}
         self._ahead: _Step | None = None  # of one more token of text, but for that token
 
     @property
@@ -113,17 +114,17 @@ class Runner:
                 f"{self.model.name} has recurrent layers, whose state cannot go from {self._past} "
                 f"tokens to {count}"
             )
-        if count == 0:
-            self._replay = ()
-        self._past = count
+        self._past, self._replay = count, self._replay if count else ()
 
     @checked
-    def shape(self, rows: int, wanted: int, reach: int) -> StepShape:
-        """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots."""
+    def shape(self, rows: int, wanted: int, reach: int, *, given: bool = False) -> StepShape:
+        """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots; some
+        may be `given` in place of tokens."""
         bucket = row_bucket(rows)
         seen = 1 if wanted == 1 else bucket
         context = context_bucket(reach, self._full)
-        return StepShape(bucket, context, seen, self._full + 1, self.taps, self.cache_dtype)
+        held = self._full + 1
+        return StepShape(bucket, context, seen, held, self.taps, self.cache_dtype, given=given)
 
     @checked
     def plan(self, shape: StepShape) -> VerifiedPlan:
@@ -166,11 +167,12 @@ class Runner:
             self._moving(row_bucket(count))
 
     @checked
-    def prepare(self, count: int) -> None:
-        """Make the plans that appending `count` tokens will need."""
-        for start in range(0, count, self.batch):
-            rows = min(self.batch, count - start)
-            self.plan(self.shape(rows, 1, self.past + start + rows))
+    def prepare(self, tokens: Sequence[int]) -> None:
+        """Make the plans that appending these tokens will need."""
+        reach = self.past
+        for part in pieces(tokens, self.batch):
+            reach += len(part)
+            self._planned(len(part), 1, reach, has_given(part))
 
     @checked
     def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
@@ -182,8 +184,7 @@ class Runner:
             raise InputError("a step needs at least one token, got none")
         self._check_room(len(tokens))
         first, results = self.past, []
-        parts = [tokens[i : i + self.batch] for i in range(0, len(tokens), self.batch)]
-        for part in parts:
+        for part in pieces(tokens, self.batch):
             slots = range(self.past, self.past + len(part))
             wanted = range(len(part)) if every else [len(part) - 1]
             results.append(self._run(self._composed(Rows(part, slots, slots), wanted, len(part))))
@@ -219,7 +220,7 @@ class Runner:
 
     def _look_ahead(self, past: int) -> None:
         """Compose the step of one more token behind so many, where that can be done now."""
-        if past < self.context and self._asked(1, 1, past + 1) in self._ready:
+        if past < self.context and self._asked(1, 1, past + 1, False) in self._ready:
             at = range(past, past + 1)
             with suppress(GgraphError):
                 self._ahead = self._composed(Rows([0], at, at), [0], 1)
@@ -239,7 +240,7 @@ class Runner:
         reach = max(max(rows.slots) + 1, self.past)
         if reach > self._full:
             raise InputError(f"a step to slot {reach - 1}: the cache has {self._full} slots")
-        shape, key, taken = self._planned(count, len(wanted), reach)
+        shape, key, taken = self._planned(count, len(wanted), reach, has_given(rows.tokens))
         offered = self._feeds(rows, wanted, shape, reach)
         if self.recurrent:
             offered.update(self._course(rows, shape.rows, certain))
@@ -265,20 +266,20 @@ class Runner:
             return out["logits"][:count]
         return candidates(out, count) if self.picks > 1 else best_of(out, count)
 
-    def _planned(self, rows: int, wanted: int, reach: int) -> Ready:
+    def _planned(self, rows: int, wanted: int, reach: int, given: bool = False) -> Ready:
         """The plan of a step, which is there then; looked up, since every token asks."""
-        asked = self._asked(rows, wanted, reach)
+        asked = self._asked(rows, wanted, reach, given)
         found = self._ready.get(asked)
         if found is None:
-            shape = self.shape(rows, wanted, reach)
+            shape = self.shape(rows, wanted, reach, given=given)
             self.plan(shape)
             key = self._key(shape)
             found = self._ready[asked] = shape, key, self.session.inputs(key)
         return found
 
-    def _asked(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int, Hashable]:
+    def _asked(self, rows: int, wanted: int, reach: int, given: bool) -> tuple[Hashable, ...]:
         """What tells the plans of steps apart."""
-        return rows, wanted, context_bucket(reach, self._full), self._brings
+        return rows, wanted, context_bucket(reach, self._full), given, self._brings
 
     def keep(self, rows: Sequence[int]) -> None:
         """Make the given rows of the last step part of the text: root first, then down a path.
@@ -327,12 +328,14 @@ class Runner:
         self, rows: Rows, wanted: Sequence[int], shape: StepShape, reach: int
     ) -> dict[str, Array]:
         feeds = {
-            "tokens": padded(rows.tokens, shape.rows, 0),
+            "tokens": padded(words(rows.tokens), shape.rows, 0),
             "positions": padded(rows.positions, shape.rows, 0),
             "slots": padded(rows.slots, shape.rows, shape.cache_rows - 1, np.int64),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),
         }
+        if shape.given:
+            feeds |= given_feeds(rows.tokens, shape.rows, self.model.width)
         if self._is_spread(shape):
             feeds["columns"], feeds["column"] = columns(rows, shape.rows, shape.context)
         else:

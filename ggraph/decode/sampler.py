@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggraph.decode.acceptance import only
+from ggraph.decode.given import words
 from ggraph.door import checked, fit
 from ggraph.errors import InputError, shown
 from ggraph.ops.draw import first_beyond, greatest, weights
@@ -135,10 +136,10 @@ class Sampler:
         self._counts[token] += 1
 
     def accept_all(self, tokens: Iterable[int]) -> None:
-        """`accept` each of `tokens` in order."""
+        """`accept` each of `tokens` in order, or the token in whose place a row is given."""
         if not isinstance(tokens, Iterable):
             raise InputError(f"sampler: expected several tokens, got {shown(tokens)}")
-        for token in tokens:
+        for token in words([*tokens]):
             self.accept(token)
 
     def clone(self) -> "Sampler":

@@ -9,6 +9,7 @@ import numpy as np
 
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
+from ggraph.decode.given import words
 from ggraph.decode.model import CausalModel
 from ggraph.decode.policy import Fixed, Policy
 from ggraph.decode.rows import Rows
@@ -61,8 +62,8 @@ class Steps(Tapped, Protocol):
         """Most nodes of a draft that one step verifies."""
         ...
 
-    def prepare(self, count: int) -> None:
-        """Make the plans that `count` more tokens need."""
+    def prepare(self, tokens: Sequence[int]) -> None:
+        """Make the plans that these tokens need."""
 
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows that see `reach` slots."""
@@ -160,7 +161,9 @@ class Speculation:
                 runner.movable(drafter.levels + 1 if drafter.levels else 0)
 
     def begin(self, tokens: Sequence[int], runner: Steps | None = None) -> None:
-        """A text begins with the prompt, whose rows are the last of the `runner`, and one token."""
+        """A text begins with the prompt, whose rows are the last of the `runner`, and one token.
+        Drafters are told of the tokens in whose place rows are given."""
+        tokens = words(tokens)
         self._told = {d.name: 0 for d in self.drafters}
         for drafter in self._asked():
             with self._trying(drafter):

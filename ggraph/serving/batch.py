@@ -16,8 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.given import piece
 from ggraph.decode.model import LOG, LONGEST_DRAFT
-from ggraph.decode.rows import row_bucket
+from ggraph.decode.rows import ROW_BUCKETS, row_bucket
 from ggraph.decode.speculation import Asking
 from ggraph.decode.statistics import Clock
 from ggraph.errors import InputError
@@ -174,10 +175,13 @@ class Batch(Texts):
         return filling(sum(t.outstanding for t in self.running), self.limits.alone)
 
     def _piece(self, text: Text, budget: int) -> int:
-        """Add the next rows of a prompt, at most `budget`: how many."""
+        """Add the next rows of a prompt, at most `budget`, or a block of more: how many. None where
+        the step has no room for that any more, which the first text never finds."""
         self.memory.look_up(text)
-        count = min(self.memory.ahead(text), budget)
-        if not self._reserve(text, count):
+        most = min(self.memory.ahead(text), budget)
+        count = piece(text.tokens[text.computed : text.computed + most], most)
+        there = sum(len(p.tokens) for p in self._parts.values())
+        if there + count > ROW_BUCKETS[-1] or not self._reserve(text, count):
             return 0
         at, slots = text.computed, self.slots(text, count)
         wanted = count == text.outstanding and text.limit > 0

@@ -24,6 +24,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from ggraph.decode.given import first_given
 from ggraph.errors import InputError
 from ggraph.serving.memory import Memory
 from ggraph.serving.steps import ListRunner
@@ -194,7 +195,7 @@ class Spill:
             self._resume(text, memory, slots_for)
             return text.computed - begun
         last = len(text.tokens) - 1
-        for first, name in self.disk.known(text.tokens, begun):
+        for first, name in self.disk.known(_plain(text.tokens), begun):
             at, end = text.computed, min(first + BLOCK, last)
             if at >= end or not memory.reserve(text, end - at):
                 break
@@ -206,22 +207,24 @@ class Spill:
 
     def keep(self, text: Text, memory: Memory) -> None:
         """Have the disk keep what it has not got of a text that ends."""
-        known = 0 if text.request.features else text.computed
-        for first, name in self.disk.missing(text.tokens[:known]):
-            self.disk.keep(name, text.tokens[first : first + BLOCK], self._rows(text, first, BLOCK))
-        for count, slot in memory.standing(text) if known else ():
-            if (new := self.disk.state_name(text.tokens[:count])) is not None:
+        tokens = _plain(text.tokens[: 0 if text.request.features else text.computed])
+        for first, name in self.disk.missing(tokens):
+            self.disk.keep(name, tokens[first : first + BLOCK], self._rows(text, first, BLOCK))
+        for count, slot in memory.standing(text) if tokens else ():
+            if count > len(tokens):
+                break
+            if (new := self.disk.state_name(tokens[:count])) is not None:
                 first = count // BLOCK * BLOCK
                 rows = self._rows(text, first, count - first)
                 rows |= {s: self.runner.session.read_rows(s, [slot]) for s in self._states}
-                self.disk.keep(new, text.tokens[first:count], rows)
+                self.disk.keep(new, tokens[first:count], rows)
 
     def _resume(
         self, text: Text, memory: Memory, slots_for: Callable[[Text, int], list[int]]
     ) -> None:
         """Take over the furthest state, and the rows before it: all of that or nothing."""
         begun = text.computed
-        if (found := self.disk.state(text.tokens[:-1], begun)) is None:
+        if (found := self.disk.state(_plain(text.tokens[:-1]), begun)) is None:
             return
         count, name = found
         tail = count // BLOCK * BLOCK
@@ -282,6 +285,12 @@ def digest(block: Mapping[str, Array]) -> Array:
 def _private(path: str, flags: int) -> int:
     """A file of this user's alone, in whatever folder."""
     return os.open(path, flags, 0o600)
+
+
+def _plain(tokens: Sequence[int]) -> Sequence[int]:
+    """What a disk knows of a text: all up to its first image. A name of a file follows from tokens,
+    and an image that somebody showed is in no file."""
+    return tokens[: first_given(tokens)]
 
 
 def _bytes(block: Mapping[str, Array]) -> int:

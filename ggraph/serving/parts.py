@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.given import later
 from ggraph.serving.states import Course
 from ggraph.serving.steps import Row
 from ggraph.serving.text import Text
@@ -44,10 +45,11 @@ def rows_of(part: Part, behind: int = 0) -> list[Row]:
     certain = part.certain
     text.slots[at : at + certain] = part.slots[:certain]
     last = certain - 1 if part.wanted else certain
-    rows = [
-        Row(part.tokens[i], part.slots[i], at + i, text.slots[: at + i + 1], i == last)
-        for i in range(certain)
-    ]
+    rows = list[Row]()
+    for i in range(certain):
+        more = later(part.tokens[i])
+        seen = text.slots[: at + i + 1 + more]
+        rows.append(Row(part.tokens[i], part.slots[i], at + i, seen, i == last, behind=more))
     for node, parent in enumerate(part.draft.parents, certain):
         seen = np.append(rows[last + parent + 1].seen, np.int32(part.slots[node]))
         rows.append(Row(part.tokens[node], part.slots[node], len(seen) - 1, seen, True))

@@ -5,7 +5,7 @@ kept brief; that of many is long anyway. Where nobody goes on, a step reads as m
 much was measured (docs/log/2026-11-24-one-thread-for-copies.md, `PACE` in 2026-11-25-zen-5.md).
 """
 
-from ggraph.decode.rows import ROW_BUCKETS
+from ggraph.decode.rows import ROW_BUCKETS, row_bucket
 
 # Rows of steps in which some want no logits; prompts of up to 256 fill them to 0.89 in the mean
 MIXED_ROWS = tuple(b for b in ROW_BUCKETS if 16 <= b <= 256)
@@ -17,8 +17,9 @@ PAUSE, PACE = 0.025, 3
 
 
 def mixed_bucket(rows: int) -> int:
-    """Rows of the step that so many are planned for, where some want no logits."""
-    return next(b for b in MIXED_ROWS if b >= rows)
+    """Rows of the step that so many are planned for, where some want no logits: one of MIXED_ROWS,
+    or more beside a block that cannot be cut."""
+    return row_bucket(max(rows, MIXED_ROWS[0]))
 
 
 def filling(rows: int, most: int) -> int:

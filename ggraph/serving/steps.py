@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ggraph.arrays import Feeds
+from ggraph.decode.given import given_feeds, has_given, words
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.picks import best_of
 from ggraph.decode.rows import ROW_BUCKETS, in_view, padded, row_bucket
@@ -45,6 +46,7 @@ class Row(NamedTuple):
     seen: Array  # i32
     wanted: bool
     near: Array | None = None
+    behind: int = 0  # rows behind it that it sees whatever the window is
 
 
 class Lists:
@@ -72,7 +74,7 @@ class Lists:
         `width` entries. Rows that fill it up are written to the slot behind all others."""
         self._turn ^= 1
         feeds = {
-            "tokens": padded([r.token for r in rows], count, 0),
+            "tokens": padded(words([r.token for r in rows]), count, 0),
             "positions": padded([r.position for r in rows], count, 0),
             "slots": padded([r.slot for r in rows], count, self._spare, np.int64),
             "mask": self._listed("mask", rows, count, width),
@@ -93,7 +95,7 @@ class Lists:
             self._lists[key] = np.full((count, width), -1, np.int32)
         lists = self._lists[key]
         for line, row in zip(lists, rows, strict=False):
-            seen = row.seen[-in_view(window, row.position) :]
+            seen = row.seen[-row.behind - in_view(window, row.position) :]
             line[: len(seen)] = seen
             if len(seen) < width:
                 line[len(seen)] = -1
@@ -153,13 +155,21 @@ class ListRunner:
         self._plans: dict[tuple[object, ...], _Planned] = {}
         self._caches: dict[str, int] = {}
 
-    def shape(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...] = ()) -> StepShape:
+    def shape(
+        self,
+        rows: int,
+        wanted: int,
+        reach: int,
+        taps: tuple[int, ...] = (),
+        *,
+        given: bool = False,
+    ) -> StepShape:
         """The bucket of a step of `rows` rows, `wanted` of them with logits, the longest list of
-        `reach` entries; with these taps."""
+        `reach` entries; with these taps. Some rows may be `given` in place of tokens."""
         bucket, seen, width = self._lists.bucket(rows, wanted, reach)
         held = self.slots + 1  # the last one takes the writes of rows that fill a bucket up
         texts = max(1, self.texts)
-        return StepShape(bucket, held, seen, held, taps, self.cache_dtype, width, texts)
+        return StepShape(bucket, held, seen, held, taps, self.cache_dtype, width, texts, given)
 
     def prepare(self, shape: StepShape) -> bool:
         """Make the plan of a shape. Whether there was anything to do."""
@@ -217,8 +227,11 @@ class ListRunner:
     ) -> Ready:
         """A step of these rows, which holds until the next but one is made."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
-        shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
+        tokens, reach = [r.token for r in rows], max([len(r.seen) for r in rows])
+        shape, key, taken = self._planned(count, wanted, reach, taps, given=has_given(tokens))
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
+        if shape.given:
+            offered |= given_feeds(tokens, shape.rows, self.model.width)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
         feeds = self.session.feeds(key, {n: offered[n] for n in taken})
@@ -238,14 +251,16 @@ class ListRunner:
     def has_plan(self, rows: int, reach: int, taps: tuple[int, ...]) -> bool:
         """Whether a step of `rows` rows, all with logits, needs no plan any more, whose longest
         list has `reach` entries."""
-        return (rows, rows, width_bucket(reach), taps) in self._plans
+        return (rows, rows, width_bucket(reach), taps, False) in self._plans
 
-    def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Planned:
+    def _planned(
+        self, rows: int, wanted: int, reach: int, taps: tuple[int, ...], *, given: bool
+    ) -> _Planned:
         """The bucket of a step whose plan is there; looked up, since every token asks."""
-        asked = rows, wanted, width_bucket(reach), taps
+        asked = rows, wanted, width_bucket(reach), taps, given
         found = self._plans.get(asked)
         if found is None:
-            shape = self.shape(rows, max(1, wanted), reach, taps)
+            shape = self.shape(rows, max(1, wanted), reach, taps, given=given)
             self.prepare(shape)
             key = (self.model.name, shape)
             found = self._plans[asked] = shape, key, tuple(self.session.inputs(key))

@@ -11,10 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggraph.errors import FormatError, InputError
+from ggraph.errors import FormatError, GgraphError, InputError
 from ggraph.lazy import lazy
 from ggraph.text.tokenizer import Tokenizer
 
@@ -178,6 +179,11 @@ class ChatTemplate:
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return self._ask(variables)
 
+    @property
+    def wants_parts(self) -> bool:
+        """Whether it shows a message's text only as a part of a list, beside which images are."""
+        return _wants_parts(self.source, *self._tokens.values())
+
     def _ask(self, variables: dict[str, Any] | None) -> str:
         """The text; without variables the template is only compiled."""
         [(kind, said)] = RENDERER.ask({"source": self.source, "variables": variables}).items()
@@ -186,6 +192,19 @@ class ChatTemplate:
         if kind == "refused":
             raise InputError(f"the chat template refuses the messages: {said}")
         raise FormatError(f"chat template{said if kind == 'broken' else f' {kind}: {said}'}")
+
+
+@lru_cache(maxsize=8)
+def _wants_parts(*template: str) -> bool:
+    """Found by asking it: templates have no other way to say so."""
+    probe, shown = "a word", list[bool]()
+    for content in (probe, [{"type": "text", "text": probe}]):
+        try:
+            said = ChatTemplate(*template).render([{"role": "user", "content": content}])
+            shown.append(said.count(probe) == 1)
+        except GgraphError:
+            shown.append(False)
+    return shown == [False, True]
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

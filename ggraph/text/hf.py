@@ -269,11 +269,13 @@ def _optional_object(path: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template: its own file first, then the config's (one, or the one named default)."""
+    """The chat template: its own file first, then that of a processor, which may know of images,
+    then the config's (one, or the one named default)."""
     own = folder / "chat_template.jinja"
     if own.is_file():
         return _text(own)
-    value = config.get("chat_template")
+    told = _optional_object(folder / "chat_template.json")
+    value = told.get("chat_template", config.get("chat_template"))
     if isinstance(value, list):
         named = [v for v in value if isinstance(v, dict) and v.get("name") == "default"]
         value = named[0].get("template") if named else None

@@ -7,6 +7,7 @@ a marker with a seam in it is text. Keys of mappings are texts, too: calls and s
 Texts without markers go through as they are, and so do a message's role, types that have a name in
 schemas, and names that a template asks for, but for markers in them: those are a program's words. A
 template that itself writes a marker around a text, as `<|{{ content }}|>` would, means that.
+One that knows messages as lists of parts alone gets their texts so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,18 @@ from ggraph.text.tokenizer import Tokenizer
 _PRIVATE = range(0x100000, 0x10FFFE)  # letters that Unicode leaves to whoever wants them
 
 _TYPES = frozenset(
-    ("function", "text", "object", "array", "string", "number", "integer", "boolean", "null")
+    (
+        "function",
+        "text",
+        "image",
+        "object",
+        "array",
+        "string",
+        "number",
+        "integer",
+        "boolean",
+        "null",
+    )
 )  # which templates compare with
 
 
@@ -63,12 +75,21 @@ def sewn_prompt(
         if not said or not isinstance(said[-1].get("content"), str):
             raise InputError("to go on with the last message, it must have a text")
         said[-1]["content"] += end
+    if template.wants_parts:
+        said = [_in_parts(m) for m in said]
     text = template.render(said, add_generation_prompt=add_generation_prompt, **variables)
     if continue_final_message:
         text, *rest = text.split(end)
         if len(rest) != 1:
             raise InputError("the chat template does not show the last message's text as it is")
     return text, seam
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose text is a part."""
+    text = message.get("content")
+    is_text = isinstance(text, str)
+    return {**message, "content": [{"type": "text", "text": text}]} if is_text else message
 
 
 class Sewing:

@@ -163,9 +163,10 @@ class Ours:
     def _prompt(self, case: Case) -> tuple[float, float]:
         runner = self.m.runner
         runner.past = 0
-        runner.prepare(case.rows)
+        prompt = self.ids[: case.rows]
+        runner.prepare(prompt)
         clock = Clock(self.threads)
-        runner.text(self.ids[: case.rows])
+        runner.text(prompt)
         self._held = case.rows
         return clock.rate(case.rows)
 

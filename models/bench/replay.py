@@ -88,7 +88,7 @@ class Target:
         """A runner's."""
         return longest_draft(self.recurrent)
 
-    def prepare(self, count: int) -> None:
+    def prepare(self, tokens: Sequence[int]) -> None:
         """Nothing is planned."""
 
     def ready(self, rows: int, reach: int) -> None:

@@ -10,26 +10,29 @@ from fcntl import ioctl
 from importlib import import_module
 from select import select
 from termios import FIONREAD
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ggraph import InputError
-from ggraph.text.prompt import prompt_ids
+from ggraph import GgraphError, InputError
 
+from ..images import read_images
 from ..run.generation import Drafting, Generation
-from ..run.load import Loaded
+from ..run.load import Loaded, with_images
 from ..run.text import argument, utf8
-from .common import COMPILING, ModelOptions, note, notes, terminal, timed
+from .common import COMPILING, Images, ModelOptions, note, notes, terminal, timed
 from .draft import DraftFlags, speculation_line
 from .flat import flat
 from .generate import NPredict, SamplerFlags
 from .interrupt import answering
 
-HELP = "/reset forgets the conversation, /stats tells of the last answer, /quit ends; Ctrl-C stops \
-an answer"
+HELP = (
+    "/image FILE shows one with the next line, /reset forgets the conversation, /stats tells of "
+    "the last answer, /quit ends; Ctrl-C stops an answer"
+)
+IMAGE = "/image "
 WAY = "/reset forgets the conversation, -c at the start gives more"
 
 
@@ -43,7 +46,9 @@ class Talk:
     limit: int
     system: str | None
     console: Console
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)  # in the order of the messages
+    waiting: list[bytes] = field(default_factory=list)  # to be shown with the next one
     last: Generation | None = None
 
     def __post_init__(self) -> None:
@@ -52,11 +57,13 @@ class Talk:
     def reset(self) -> None:
         """Forget what was said."""
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        self.last = None
+        self.images, self.last = [], None
 
     def say(self, text: str) -> None:
         """Have the model answer, as it comes; what a Ctrl-C leaves of it counts as said."""
-        self.messages.append({"role": "user", "content": text})
+        shown, self.waiting = self.waiting, []
+        self.messages.append({"role": "user", "content": with_images(text, len(shown))})
+        self.images += shown
         said, run = list[str](), None
         with answering() as state:
             try:
@@ -69,8 +76,9 @@ class Talk:
                 state.done()
             except KeyboardInterrupt:
                 self.console.print(" (stopped)", style="dim", end="")
-            except InputError:
+            except GgraphError:
                 self.messages.pop()
+                del self.images[len(self.images) - len(shown) :]
                 raise
         self.console.print()
         self.messages.append({"role": "assistant", "content": "".join(said)})
@@ -80,7 +88,7 @@ class Talk:
 
     def _asked(self) -> Generation:
         """What was said, to be answered. InputError where it does not fit the context any more."""
-        ids, most = prompt_ids(self.m.tokenizer, self.messages), self.m.runner.context
+        ids, most = self.m.chat_ids(self.messages, self.images), self.m.runner.context
         lines = [m for m in self.messages if m["role"] == "user"]
         if len(ids) > most and len(lines) > 1:
             raise InputError(f"this makes {len(ids)} tokens, but the context holds {most} ({WAY})")
@@ -120,9 +128,10 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", "-sys", help="System message of the chat.")
     ] = None,
+    image: Images = None,
 ) -> None:
     """Talk to a model; drafted tokens that were kept are green. A line that begins with / is a
-    command: /reset, /stats, /quit.
+    command: /image FILE, /reset, /stats, /quit.
 
     Examples:
 
@@ -135,8 +144,11 @@ def chat(
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True, path)
     console = terminal(soft_wrap=True)
+    shown = read_images(image or ())
+    on = on.seeing() if shown else on
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         talk = Talk(m, sampler, drafting, n_predict, system, console)
+        talk.waiting = shown
         if sys.stdin is not None and sys.stdin.isatty():
             note(f"{m.model.name} · {HELP}")
         for line in _lines():
@@ -151,12 +163,16 @@ def _answered(talk: Talk, line: str) -> None:
         talk.reset()
     elif line == "/stats":
         note(talk.figures())
-    elif line.startswith("/"):
+    elif line.startswith("/") and not line.startswith(IMAGE):
         note(HELP)
     elif line:
         try:
-            talk.say(argument(line, "the line"))
-        except InputError as error:
+            said = argument(line, "the line")
+            if said.startswith(IMAGE):
+                talk.waiting += read_images([said.removeprefix(IMAGE).strip()])
+            else:
+                talk.say(said)
+        except GgraphError as error:
             notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
 
 

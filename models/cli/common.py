@@ -6,9 +6,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from ggraph.errors import CacheWarning, DraftWarning, FormatWarning
 from ggraph.lazy import lazy
 
 from ..run.fetch import fetch_default
-from ..run.hub import fetch_hub
+from ..run.hub import fetch_hub, fetch_tower
 from ..run.load import Loaded, LoadedEncoder, device_names, load, load_served
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
@@ -86,6 +86,11 @@ WithProfile = Annotated[
 ]
 
 
+Images = Annotated[
+    list[Path] | None, typer.Option("--image", help="An image before the prompt; repeatable.")
+]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What is asked: an argument, as in llama.cpp an option, or a file."""
@@ -124,6 +129,9 @@ class ServedModel:
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
     lora: Adapters = None
     lora_scaled: ScaledAdapters = None
+    mmproj: Annotated[
+        Path | None, typer.Option(help="GGUF file with the model's tower for images.")
+    ] = None
 
     def __post_init__(self) -> None:
         kinds = [(t or self.cache_type).lower() for t in (self.cache_type_k, self.cache_type_v)]
@@ -139,13 +147,19 @@ class ServedModel:
         """Where the model lies, once it is fetched."""
         return model_path(self.model, self.hf_repo)
 
+    def seeing(self) -> Self:
+        """The same with the tower that its repository has beside it, fetched."""
+        if self.hf_repo is None or self.mmproj is not None:
+            return self
+        return replace(self, mmproj=fetch_tower(self.hf_repo, note))
+
     @property
     def how(self) -> dict[str, Any]:
         """How it is loaded, by the names that `load` has, and a replica's options."""
         kind = (self.cache_type_k or self.cache_type).lower()
         return {
             "ctx_size": self.ctx_size, "threads": self.threads, "exact": self.exact,
-            "cache_type": kind, "lora": self._adapters,
+            "cache_type": kind, "lora": self._adapters, "mmproj": self.mmproj,
         }  # fmt: skip
 
     @property

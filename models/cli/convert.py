@@ -24,8 +24,10 @@ from ..run.convert import (
     dflash_to_gguf,
     head_to_gguf,
     model_to_gguf,
+    tower_to_gguf,
 )
-from .common import apart, notes
+from ..tower_files import tower_of
+from .common import apart, note, notes
 
 Type = Annotated[str, typer.Option("--type", help=f"One of {', '.join(FILE_TYPES)}.")]
 
@@ -37,18 +39,30 @@ def convert(
         Path | None, typer.Option(help="The head's target model; says that SOURCE is a head.")
     ] = None,
     type_name: Type = "f16",
+    mmproj: Annotated[
+        Path | None, typer.Option(help="GGUF file to write the model's tower for images to.")
+    ] = None,
 ) -> None:
-    """Write a model, or with --target an EAGLE-3 head or an assistant of Gemma 4, as GGUF.
+    """Write a model, or with --target an EAGLE-3 head or an assistant of Gemma 4, as GGUF. A tower
+    for images goes to a file of its own, as llama.cpp has it.
 
     Examples:
+
+      ggraph convert ./SmolVLM-256M-Instruct --out smolvlm.gguf --mmproj mmproj-smolvlm.gguf
 
       ggraph convert ./EAGLE3-LLaMA3.1-8B --target llama.gguf --out head.gguf --type q8_0
     """
     type_name = _checked(out, type_name, source, target)
+    model = _speaking(source) if target is None else None
+    tower = None if model is None else tower_of(model.checkpoint)
+    if mmproj is not None:
+        _checked(mmproj, type_name, source)
+        if tower is None or mmproj == out:
+            raise InputError(f"--mmproj {mmproj}: expected another file, and a model with a tower")
     with _bar(out) as report:
-        if target is None:
-            model_to_gguf(_speaking(source), out, type_name, report)
-        else:
+        if model is not None:
+            model_to_gguf(model, out, type_name, report)
+        elif target is not None:
             aim = _speaking(target)
             head = open_head(source, aim)
             if isinstance(head, AssistantHead):
@@ -65,6 +79,11 @@ def convert(
             else:
                 raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
     _tell(out, type_name)
+    if tower is not None and mmproj is not None:
+        tower_to_gguf(tower, mmproj, type_name)
+        _tell(mmproj, type_name)
+    elif tower is not None:
+        note(f"{source} has a tower for images, which is not written: --mmproj names its file")
 
 
 def quantize(

@@ -12,10 +12,20 @@ import typer
 from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
 
+from ..images import read_images
 from ..run.generation import Drafting, Generation, speculation_facts
 from ..run.load import Loaded
 from ..run.text import argument
-from .common import COMPILING, AsJson, ModelOptions, Prompt, note, print_json, timed
+from .common import (
+    COMPILING,
+    AsJson,
+    Images,
+    ModelOptions,
+    Prompt,
+    note,
+    print_json,
+    timed,
+)
 from .draft import DraftFlags, print_comparison, speculation_line
 from .flat import flat
 from .interrupt import STATUS, Answering, answering
@@ -68,6 +78,7 @@ def generate(
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
     special: Special = False,
     compare: Compare = False,
+    image: Images = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt and print how long everything took.
@@ -83,6 +94,10 @@ def generate(
       cat notes.txt | ggraph generate --no-chat -
 
       ggraph generate --no-chat --parse-special "<|im_start|>user ..."
+
+      ggraph generate -m SmolVLM-256M-Instruct/ --image cat.jpg "What is in the picture?"
+
+      ggraph generate -m smolvlm.gguf --mmproj mmproj.gguf --image cat.jpg "What is this?"
     """
     config, text = sampler.config, asked.text
     if system is not None and no_chat:
@@ -97,8 +112,10 @@ def generate(
     path = on.path
     head = drafts.head_of(path) if wanted else None
     drafting = drafts.drafting(head, wanted, path)
+    shown = read_images(image or ())
+    on = on.seeing() if shown else on
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
-        ids = m.prompt_ids(text, chat=not no_chat, system=system, special=special)
+        ids = m.prompt_ids(text, chat=not no_chat, system=system, special=special, images=shown)
         run = Generation(m, ids, config, n_predict, ends)
         if compare:
             print_comparison(m, run, drafting, as_json, on.profile)

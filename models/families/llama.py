@@ -35,8 +35,9 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 
 LLAMA = Architecture(
-    "llama", build, ("LlamaForCausalLM",), "normal", fixed=SWIGLU, translate=without_window,
-    complete=complete,
+    "llama", build,
+    ("LlamaForCausalLM", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    "normal", fixed=SWIGLU, translate=without_window, complete=complete,
 )  # fmt: skip
 MISTRAL = Architecture(
     "mistral", build, ("MistralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,

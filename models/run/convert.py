@@ -35,6 +35,9 @@ from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
 from ..rotation import YARN
+from ..tower import MEAN, Tower
+from ..tower_files import MMPROJ, stored
+from ..tower_files import told as tower_told
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
@@ -153,6 +156,24 @@ def head_to_gguf(
     if c.draft_vocab_size != c.decoder.vocab_size:
         ids = np.asarray(head.target_ids, np.int64)
         tensors.append(RawTensor("d2t", dtypes.I64, ids.shape, ids))
+    write_gguf(out, metadata, tensors, progress)
+
+
+def tower_to_gguf(
+    tower: Tower, out: Path, type_name: str, progress: Progress | None = None
+) -> None:
+    """Write a tower with the keys and names that llama.cpp reads (its mmproj). ModelError for what
+    GGUF has no form for."""
+    if tower.config.exact_gelu:
+        raise ModelError(f"{tower.name}: GGUF has no form for a tower with exact GELU")
+    metadata = {"general.architecture": MMPROJ, "general.type": "mmproj", **tower_told(tower)}
+    metadata |= _general(tower.name, None, type_name)
+    kernel = dtypes.F32 if type_name == "f32" else dtypes.F16  # a convolution's, to llama.cpp
+    tensors = list[RawTensor]()
+    for t in stored(tower).values():
+        whole = len(t.shape) == 4 or t.name == f"{MEAN}.weight"  # or read the other way
+        title = kernel if whole else tensor_type(t.name, t.shape, type_name)
+        tensors.append(converted(t, title))
     write_gguf(out, metadata, tensors, progress)
 
 

@@ -15,6 +15,7 @@ from ggraph import InputError
 from ggraph.formats.gguf import part_names
 
 USUAL_TYPE = "Q4_K_M"  # what llama.cpp takes where no type is named
+TOWER = "mmproj"  # in names of files with towers, as llama.cpp has it
 FOLDER_FILES = (".json", ".jinja", ".safetensors")
 Tell = Callable[[str], None]
 
@@ -44,6 +45,34 @@ def fetch_hub(name: str, tell: Tell) -> Path:
     except Exception as error:  # as above, and a full disk
         raise InputError(f"-hf {name}: {_reason(error)}") from None
     return paths[0] if chosen is not None else paths[0].parents[wanted[0].count("/")]
+
+
+def fetch_tower(name: str, tell: Tell) -> Path | None:
+    """Path of the tower for images that a repository has beside its GGUF files, which was fetched
+    before or is now: of Q8_0, else F16, else the first. None where there is none, as in a folder,
+    which holds its own. InputError as for `fetch_hub`."""
+    repo, _ = _parsed(name)
+    hub: Any = import_module("huggingface_hub")
+    try:
+        revision, sizes = _listed(hub, repo)
+        if (chosen := _tower(sizes)) is None:
+            return None
+        if not _is_kept(hub, repo, chosen, revision):
+            tell(f"fetching {chosen} ({sizes[chosen] / 1e6:.0f} MB)")
+        return Path(hub.hf_hub_download(repo, chosen, revision=revision))
+    except Exception as error:  # as above
+        kept = None if _refused(error) else _kept(hub, repo)
+        if kept is None:
+            raise InputError(f"-hf {name}: {_reason(error)}") from None
+        chosen = _tower(p.relative_to(kept).as_posix() for p in kept.rglob("*"))
+        return None if chosen is None else kept / chosen
+
+
+def _tower(files: Iterable[str]) -> str | None:
+    """The one of a repository's towers that is taken."""
+    found = sorted(f for f in files if f.endswith(".gguf") and TOWER in f.lower())
+    typed = (f for kind in ("q8_0", "f16") for f in found if re.search(f"[.-]{kind}[.-]", f, re.I))
+    return next(typed, found[0] if found else None)
 
 
 def _parsed(name: str) -> tuple[str, str | None]:
@@ -82,7 +111,7 @@ def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
     first of its parts; None where the repository is a folder of safetensors. InputError where it
     has none."""
     names = sorted(files)
-    ggufs = [f for f in names if f.endswith(".gguf") and "mmproj" not in f.lower()]
+    ggufs = [f for f in names if f.endswith(".gguf") and TOWER not in f.lower()]
     if not ggufs:
         if "config.json" in names and kind is None:
             return None

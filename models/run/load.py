@@ -2,25 +2,29 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ggraph import InputError, Options, Session, dtypes, open_backend
+from ggraph import InputError, ModelError, Options, Session, dtypes, open_backend
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.engine import Engine
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
+from ggraph.formats import open_checkpoint
 from ggraph.serving.encoder import Encoder
 from ggraph.text.chat import RENDERER
-from ggraph.text.prompt import prompt_ids
+from ggraph.text.prompt import sewn_prompt
 from ggraph.text.tokenizer import Tokenizer
 
 from ..heads.layouts import AnyHead, open_head
 from ..lora import adapted
 from ..registry import Model, open_model
+from ..tower import Tower
+from ..tower_files import open_mmproj, tower_of
+from .eye import Eye
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
 CACHE_TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "q8_0": dtypes.Q8_0}
@@ -63,12 +67,31 @@ class Loaded(Opened):
 
     runner: Runner
     engine: Engine
+    another: Callable[[], Session]  # opens one on the same devices
     head: AnyHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
+    mmproj: Tower | None = None  # of a file beside the model's
     prices: Prices = field(init=False)  # of steps and guesses, kept from text to text
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prices", Prices(partial(_alone, self.session)))
+
+    @cached_property
+    def eye(self) -> Eye:
+        """What reads images for it. InputError where nothing does, ModelError for a tower whose
+        rows have another width."""
+        model = self.model
+        tower = self.mmproj or tower_of(model.checkpoint)
+        if tower is None:
+            raise InputError(
+                f"{model.name} reads text only: it has no tower for images (--mmproj names a file)"
+            )
+        if tower.width != model.width:
+            raise ModelError(
+                f"{tower.name} makes rows of {tower.width} numbers, but {model.name} takes "
+                f"{model.width}: they do not belong together"
+            )
+        return Eye(tower, self.tokenizer, self.another, self.context)
 
     @property
     def context(self) -> int:
@@ -81,22 +104,50 @@ class Loaded(Opened):
         return self.session if self.draft_session is None else self.draft_session
 
     def prompt_ids(
-        self, text: str, *, chat: bool = True, system: str | None = None, special: bool = False
+        self,
+        text: str,
+        *,
+        chat: bool = True,
+        system: str | None = None,
+        special: bool = False,
+        images: Sequence[bytes] = (),
     ) -> list[int]:
         """Token ids of a prompt, inside the model's chat template unless `chat` is off; then the
-        texts of special tokens in it may be meant as these (`special`)."""
+        texts of special tokens in it may be meant as these (`special`). Images' files stand before
+        the text, in a chat."""
         if not chat:
+            if images:
+                raise InputError("images are part of a chat, whose template says where they stand")
             return self.tokenizer.encode(text, special=special, bos=None)
-        messages = [{"role": "user", "content": text}]
+        messages = [{"role": "user", "content": with_images(text, len(images))}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return prompt_ids(self.tokenizer, messages)
+        return self.chat_ids(messages, images)
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes] = ()
+    ) -> list[int]:
+        """Token ids of a conversation, with rows in the place of its images, whose files these are,
+        in order. Raises what `prompt_ids` of a tokenizer and an `Eye` do."""
+        if images:
+            self.eye  # noqa: B018 before a template objects: who sees nothing is told so
+        text, seam = sewn_prompt(self.tokenizer, messages)
+        if not images:
+            return self.tokenizer.encode_sewn(text, seam)
+        return self.eye.ids(text, seam, images, self.context)
 
     def close(self) -> None:
         """Give devices and memory back."""
+        if "eye" in vars(self):
+            self.eye.close()
         if self.draft_session is not None:
             self.draft_session.close()
         super().close()
+
+
+def with_images(text: str, count: int) -> Any:
+    """A message's content: so many images, and the text behind them."""
+    return [*[{"type": "image"}] * count, {"type": "text", "text": text}] if count else text
 
 
 class OnlyReads(InputError):
@@ -157,6 +208,7 @@ def load(
     profile: bool = False,
     cache_type: str = "f16",
     lora: Sequence[tuple[str | Path, float]] = (),
+    mmproj: str | Path | None = None,
 ) -> Loaded:
     """Open a model for decoding.
 
@@ -167,7 +219,8 @@ def load(
     with its own copy of what they borrow from the model. `exact` computes with float32
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
     is how keys and values are kept: one of `CACHE_TYPES`. `lora` are adapters, each with what it
-    is multiplied by.
+    is multiplied by. `mmproj` is a GGUF file with the tower that makes rows of images, where that
+    is not in the model's own folder.
     Raises FormatError, ModelError, InputError or BackendError; OnlyReads for an encoder.
     """
     begun = time.perf_counter()
@@ -180,6 +233,7 @@ def load(
     model = adapted(open_model(path), [(Path(file), factor) for file, factor in lora])
     if not model.causal:
         raise OnlyReads(model)
+    tower = None if mmproj is None else open_mmproj(Path(mmproj), open_checkpoint(mmproj))
     context = _context(model, ctx_size)
     model = model.reaching(context)
     options = replace(options or Options(), exact=exact or bool(options and options.exact))
@@ -195,7 +249,10 @@ def load(
     runner = Runner(model, session, context, taps=taps, cache_dtype=kept)
     engine = Engine(runner, tokenizer.eos_ids)
     seconds = time.perf_counter() - begun
-    return Loaded(model, session, tokenizer, seconds, runner, engine, drafting, beside)
+    another = partial(open_session, devices, other, **cpu)
+    return Loaded(
+        model, session, tokenizer, seconds, runner, engine, another, drafting, beside, tower
+    )
 
 
 def load_served(path: str | Path, texts: int, **how: Any) -> Loaded | LoadedEncoder:

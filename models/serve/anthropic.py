@@ -33,7 +33,7 @@ class Messages:
 
     def count(self, body: MessagesRequest) -> int:
         """Tokens of what a model would read."""
-        return len(self.generation.prompt(as_chat(body))[0])
+        return self.generation.count(as_chat(body))
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """The reply, once all of it is there."""

@@ -19,7 +19,7 @@ from .fields import (
     of_types,
     only,
 )
-from .messages import CalledFunction, FunctionName, Message, TextPart, ToolCall
+from .messages import CalledFunction, FunctionName, ImagePart, Message, TextPart, ToolCall
 from .schema import PLAIN_TEXT, Limit, Sampling
 
 Name = Annotated[str, Field(max_length=256)]
@@ -62,18 +62,19 @@ class PassedBlock(Body):
     type: PassedType
 
 
-_TAGS = {"thinking": "Thought", "tool_use": "Use", "tool_result": "Result"}
+_TAGS = {"image": "Image", "thinking": "Thought", "tool_use": "Use", "tool_result": "Result"}
 _TAGS |= dict.fromkeys(get_args(PassedType), "Passed")
 
 
 def _kind_of_block(block: Any) -> str:
-    """The form of a block; one that is not known, such as a picture, is refused as no text."""
+    """The form of a block; one that is not known, such as a document, is refused as no text."""
     kind = kind_of(block)
     return _TAGS.get(kind, "Text") if isinstance(kind, str) else "Text"
 
 
 Block = Annotated[
     Annotated[TextPart, Tag("Text")]
+    | Annotated[ImagePart, Tag("Image")]
     | Annotated[ThoughtBlock, Tag("Thought")]
     | Annotated[UseBlock, Tag("Use")]
     | Annotated[ResultBlock, Tag("Result")]
@@ -207,6 +208,21 @@ def _asked(role: str, blocks: Sequence[Block]) -> list[Message]:
         text = r.content if isinstance(r.content, str) else _lines(r.content)
         id = r.tool_use_id
         found.append(Message.model_construct(role="tool", content=text, tool_call_id=id))
-    if not found or any(isinstance(b, TextPart) for b in blocks):
-        found.append(Message.model_construct(role=role, content=_lines(blocks)))
+    seen = [b for b in blocks if isinstance(b, TextPart | ImagePart)]
+    if not found or seen:
+        has_image = any(isinstance(b, ImagePart) for b in seen)
+        content = _parts(seen) if has_image else _lines(seen)
+        found.append(Message.model_construct(role=role, content=content))
+    return found
+
+
+def _parts(seen: Sequence[TextPart | ImagePart]) -> list[TextPart | ImagePart]:
+    """Texts and images in order, those side by side as lines."""
+    found = list[TextPart | ImagePart]()
+    for b in seen:
+        last = found[-1] if found else None
+        if isinstance(b, TextPart) and isinstance(last, TextPart):
+            found[-1] = TextPart(type="text", text=f"{last.text}\n{b.text}")
+        else:
+            found.append(b)
     return found

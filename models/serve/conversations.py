@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .errors import Refused
+from .fields import LongText
 from .items import CallItem, Item, MessageItem, ReferenceItem, ResultItem
-from .messages import CalledFunction, Message, ToolCall
+from .messages import CalledFunction, Message, Part, ToolCall
 from .replies import one_line
 from .routing import kept_with
 from .schema import InputItemsQuery
@@ -119,7 +120,8 @@ def items_of(id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
             found.append({"type": "function_call_output", **more})
         elif m.text or not m.tool_calls:
             part = output_part(m.text) if m.role == "assistant" else input_part(m.text)
-            found.append({"type": "message", "role": m.role, "content": [part]})
+            seen = [{"type": "input_image", "image_url": p.image_url.url} for p in m.images]
+            found.append({"type": "message", "role": m.role, "content": [*seen, part]})
         for call in m.tool_calls or ():
             more = {"call_id": call.id, **call.function.model_dump()}
             found.append({"type": "function_call", **more})
@@ -164,7 +166,9 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
             called = CalledFunction(name=item.name, arguments=item.arguments)
             _call(found, ToolCall(id=item.call_id, function=called))
         elif isinstance(item, ResultItem):
-            found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            told = item.output
+            output: LongText | list[Part] = told if isinstance(told, str) else [*told]
+            found.append(Message(role="tool", content=output, tool_call_id=item.call_id))
     return found
 
 

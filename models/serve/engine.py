@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import GgraphError, InputError
+from ggraph import GgraphError, InputError, ModelError
 from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.tree import Drafter
+from ggraph.decode.given import words
 from ggraph.decode.policy import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
@@ -28,18 +29,20 @@ from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Request
 from ggraph.serving.texts import Limits
-from ggraph.text.prompt import prompt_ids, sewn_prompt
+from ggraph.text.prompt import sewn_prompt
 from ggraph.text.stream import THINK, THOUGHT, TextStream
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
 from ..registry import Model
 from ..run.drafting import goes_on
+from ..run.eye import Eye
 from ..run.load import Loaded, LoadedEncoder
 from .errors import Refused
 from .gaps import marks_of, with_gap
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
+from .messages import Message, images_of
 from .reader import Answers, EncoderService, Reader
 from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
@@ -98,6 +101,8 @@ class Service(Reader):
         spill = None if self.disk is None else Spill(self.disk, runner)
         self.batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)
         self.worker = Worker(self.batch, parallel + self.settings.queued)
+        with suppress(InputError, ModelError):  # who shows an image is told
+            m.eye.most = self.slots  # whoever is not in the cache any more has his read again
 
     def stop(self) -> None:
         """End every answer, and write what the disk is to keep."""
@@ -149,22 +154,61 @@ class Service(Reader):
                 param="response_format",
             ) from None
 
-    def chat_ids(self, messages: Sequence[dict[str, Any]], **extra: Any) -> list[int]:
-        """Token ids of a conversation. Refused where it is too long, with tools and calls, or the
-        template objects."""
+    @property
+    def eye(self) -> Eye:
+        """What reads images. Refused where nothing does."""
+        try:
+            return self.m.eye
+        except (InputError, ModelError) as error:
+            raise Refused(str(error), param="messages") from None
+
+    def images_in(self, messages: Sequence[Message]) -> list[bytes]:
+        """What is in the files of a conversation's images. Refused where the model sees none."""
+        return images_of(messages) if any(m.images for m in messages) and self.eye else []
+
+    def chat_ids(
+        self,
+        messages: Sequence[dict[str, Any]],
+        images: Sequence[bytes] = (),
+        *,
+        read: bool = True,
+        **extra: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, with rows in the place of its images' where they are `read`.
+        Refused where it is too long, with tools and calls, or the template objects."""
         self.check_letters(sum(map(len, texts([messages, extra]))), "messages")
+        if images:
+            return self._seen(messages, images, read=read, **extra)
         text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
         self.check_letters(len(text), "messages")
         return self._fits(self.m.tokenizer.encode_sewn(text, seam, self.context), "messages")
 
-    def stem_of(self, ids: list[int], messages: Sequence[dict[str, Any]], **extra: Any) -> int:
+    def _seen(
+        self, messages: Sequence[Any], images: Sequence[bytes], *, read: bool, **extra: Any
+    ) -> list[int]:
+        """The same with images."""
+        text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
+        self.check_letters(len(text), "messages")
+        try:
+            ids = self.eye.ids(text, seam, images, self.context, read=read)
+        except InputError as error:
+            raise Refused(str(error), param="messages") from None
+        return self._fits(ids, "messages")
+
+    def stem_of(
+        self,
+        ids: list[int],
+        messages: Sequence[dict[str, Any]],
+        images: Sequence[bytes] = (),
+        **extra: Any,
+    ) -> int:
         """How many of a conversation's ids its next turn will begin with: those of the messages,
         without what asks for the answer, which a template may write otherwise once there is one.
         -1 where nobody needs to know, or the template cannot say."""
         if self.m.model.recurrent:
             with suppress(GgraphError):
                 asked = {**extra, "add_generation_prompt": False}
-                return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
+                return alike(ids, self.chat_ids(messages, images, **asked))
         return -1
 
     def thinking(self, ids: list[int]) -> bool | None:
@@ -173,7 +217,7 @@ class Service(Reader):
         t = self.m.tokenizer
         if THOUGHT not in (t.chat_template or "") or None in map(t.id_of, (THINK, THOUGHT)):
             return None
-        last = next((i for i in reversed(ids) if t.decode([i]).strip()), None)
+        last = next((i for i in reversed(words(ids)) if t.decode([i]).strip()), None)
         return last == t.id_of(THINK)
 
     def gap_ids(

@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticKnownError, PydanticUseDefault
 
 MOST_TEXT = 1 << 22  # letters of one string
+MOST_IMAGE = 1 << 23  # of one with an image in it
 MOST_LIST = 4096
 
 
@@ -88,7 +89,7 @@ MINUS_ONE = BeforeValidator(lambda value: 0 if value == -1 else value)
 
 
 def readable(kind: Any) -> Any:
-    """Refuses pictures and sounds in words: who sends them thinks that they can be seen."""
+    """Refuses sounds and files in words: who sends them thinks that they can be heard."""
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise PydanticCustomError("unreadable", "this model reads text only, expected 'text'")
+        raise PydanticCustomError("unreadable", "this model reads text and images, expected 'text'")
     return kind

@@ -56,11 +56,13 @@ class Generation(Listener):
     def chat(self, asked: ChatRequest) -> Callable[[], Asked]:
         """Everything that takes time is done; the call that comes back begins the answers."""
         self.service.check_room(1, asked)
-        ids, messages, more = self.prompt(asked)
+        images = self.service.images_in(asked.messages)
+        messages, more = self.conversation(asked)
+        ids = self.service.chat_ids(messages, images, **more)
         _, tools = chosen(asked.tools or (), asked.tool_choice)
         limit = _limit(asked.max_completion_tokens, asked.max_tokens)
         top = (asked.top_logprobs or 0) if asked.logprobs else None
-        stem = self.service.stem_of(ids, messages, **more)
+        stem = self.service.stem_of(ids, messages, images, **more)
         form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
         thinking = None
         formed = form is not None and not demanded(asked.tool_choice)
@@ -73,16 +75,22 @@ class Generation(Listener):
         dialect = self.dialect(asked)
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
-    def prompt(self, asked: ChatRequest) -> tuple[list[int], list[dict[str, Any]], dict[str, Any]]:
-        """Token ids of a conversation, with the messages and variables that the template made them
-        of. Refused where they are too many, or the template objects."""
+    def count(self, asked: ChatRequest) -> int:
+        """Tokens of a conversation, whose images nobody reads. Refused where they are too many, or
+        the template objects."""
+        messages, more = self.conversation(asked)
+        images = self.service.images_in(asked.messages)
+        return len(self.service.chat_ids(messages, images, read=False, **more))
+
+    def conversation(self, asked: ChatRequest) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What a template makes a prompt of: messages and variables."""
         told, _ = chosen(asked.tools or (), asked.tool_choice)
         template = self.service.m.tokenizer.chat_template or ""
         if told and is_harmony(self.service.m.tokenizer):
             _check_channels(notation_of(template), asked)
         messages, more = for_template(asked.messages, told, template)
         more |= asked.variables
-        return self.service.chat_ids(messages, **more), messages, more
+        return messages, more
 
     def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
         """The same for plain text."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Discriminator, Field, Tag
 
 from .fields import MOST_LIST, Body, Effort, LongText, OrNull, items, kind_of
-from .messages import EITHER, Function, TextPart
+from .messages import EITHER, Function, Part, TextPart
 
 
 class MessageItem(Body):
@@ -13,7 +13,7 @@ class MessageItem(Body):
 
     type: OrNull[Literal["message"]] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: LongText | Annotated[list[TextPart], items(MOST_LIST)]
+    content: LongText | Annotated[list[Part], items(MOST_LIST)]
 
 
 class CallItem(Body):

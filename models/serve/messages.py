@@ -1,19 +1,88 @@
 """What conversations are made of: messages, calls of functions, and the functions."""
 
+import base64
+import binascii
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from .fields import MOST_LIST, Body, LongText, OrNull, items, kind_of, only, readable
+from .errors import Refused
+from .fields import MOST_IMAGE, MOST_LIST, Body, LongText, OrNull, items, kind_of, only, readable
 
 
 class TextPart(Body):
-    """A part of a message. Only text can be read; a refusal is some."""
+    """A part of a message that is text; a refusal is some."""
 
     type: Annotated[
         Literal["text", "input_text", "output_text", "refusal"], BeforeValidator(readable)
     ]
     text: Annotated[LongText, Field(validation_alias=AliasChoices("text", "refusal"))]
+
+
+def _here(url: str) -> str:
+    """Refuses an address: a server that fetches what strangers name works for them."""
+    if not url.startswith("data:"):
+        said = "expected a data: URL with the image itself: this server fetches no addresses"
+        raise PydanticCustomError("elsewhere", said)
+    return url
+
+
+class ImageUrl(Body):
+    """An image itself, as a URL."""
+
+    url: Annotated[str, Field(max_length=MOST_IMAGE), AfterValidator(_here)]
+
+
+class ImagePart(Body):
+    """A part of a message that is an image, in OpenAI's form, in that of its newer API (a bare URL)
+    or in Anthropic's (a source)."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_form(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        url, source = given.get("image_url"), given.get("source")
+        if isinstance(source, dict):
+            url = source.get("url", "")
+            if source.get("type") == "base64":
+                url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "image_url", "image_url": {"url": url} if isinstance(url, str) else url}
+
+    @property
+    def data(self) -> bytes:
+        """What is in the image's file. Refused where that is not in base64."""
+        head, _, body = self.image_url.url.partition(",")
+        try:
+            if head.endswith(";base64"):
+                return base64.b64decode(body, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+        raise Refused("an image's data: URL: expected base64", param="messages")
+
+
+def _kind_of_part(part: Any) -> str:
+    kind = kind_of(part)
+    return "Image" if kind in ("image_url", "input_image", "image") else "Text"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("Text")] | Annotated[ImagePart, Tag("Image")],
+    Discriminator(_kind_of_part),
+]
 
 
 class CalledFunction(Body):
@@ -41,7 +110,7 @@ class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: LongText | Annotated[list[TextPart], items(MOST_LIST)] | None = None
+    content: LongText | Annotated[list[Part], items(MOST_LIST)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], items(MOST_LIST)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
@@ -64,8 +133,31 @@ class Message(Body):
     def text(self) -> str:
         """All its text."""
         if isinstance(self.content, list):
-            return "".join(p.text for p in self.content)
+            return "".join(p.text for p in self.content if isinstance(p, TextPart))
         return self.content or ""
+
+    @property
+    def images(self) -> list[ImagePart]:
+        """Its images."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [p for p in parts if isinstance(p, ImagePart)]
+
+    @property
+    def shown(self) -> Any:
+        """What a template is given: its text or, where there are images, its parts."""
+        if not self.images or not isinstance(self.content, list):
+            return self.text
+        texts = ({"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"}
+                 for p in self.content)  # fmt: skip
+        return list(texts)
+
+
+def images_of(messages: Sequence[Message]) -> list[bytes]:
+    """What is in the files of all images. Refused where somebody else than the user shows one."""
+    for m in messages:
+        if m.images and m.role != "user":
+            raise Refused(f"an image in a message of the {m.role}: expected the user's")
+    return [p.data for m in messages for p in m.images]
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]

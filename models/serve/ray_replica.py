@@ -49,6 +49,7 @@ class Options(BaseModel):
     device: str = "cpu"
     exact: bool = False
     lora: tuple[tuple[Path, float], ...] = ()  # adapters, and what each is multiplied by
+    mmproj: Path | None = None
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log_prompts: bool = False
@@ -100,6 +101,7 @@ class Replica:
         m = load_served(
             path, o.parallel, devices=device_names(o.device), cache_type=o.cache_type,
             ctx_size=o.ctx_size, threads=o.threads, exact=o.exact, head=o.head, lora=o.lora,
+            mmproj=o.mmproj,
         )  # fmt: skip
         self.service = service_of(m, o.settings, o.cache_tokens)
         self.inside = Inside(

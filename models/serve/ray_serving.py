@@ -94,7 +94,7 @@ def replicas_on_ray(
 def _options(given: Mapping[str, Any], address: str | None) -> Options:
     """The options, with paths that hold wherever a replica begins. InputError for bad ones."""
     paths: dict[str, Any] = {
-        n: Path(given[n]).absolute() for n in ("model", "head") if given.get(n)
+        n: Path(given[n]).absolute() for n in ("model", "head", "mmproj") if given.get(n)
     }
     paths["lora"] = [(Path(p).absolute(), factor) for p, factor in given.get("lora", ())]
     if address is None and not paths["model"].exists():  # on a cluster only its machines know

@@ -65,7 +65,7 @@ class Responses:
         """Tokens of what a model would read."""
         said = self._said(body)
         with _by_its_name():
-            return len(self.generation.prompt(as_chat(body, said))[0])
+            return self.generation.count(as_chat(body, said))
 
     async def whole(self, turn: Turn) -> dict[str, Any]:
         """The reply, once all of it is there."""

@@ -181,7 +181,7 @@ def _with_calls(m: Message, notation: Notation, spelt: bool) -> dict[str, Any]:
         return {"role": _role(m), "content": m.text + _written(m, notation), **m.thought}
     ids = {"tool_call_id": notation.id_of(m.tool_call_id)} if m.tool_call_id else {}
     name = {"name": m.name} if m.name else {}
-    base = {"role": _role(m), "content": m.text, **name, **ids, **m.thought}
+    base = {"role": _role(m), "content": m.shown, **name, **ids, **m.thought}
     calls = [
         {
             **({"id": notation.id_of(c.id)} if c.id else {}),
@@ -207,7 +207,8 @@ def _in_words(m: Message) -> dict[str, Any]:
     """A message for a template that knows no tools, or teaches what cannot be read."""
     if m.role in ("tool", "function"):
         return {"role": "user", "content": f"<tool_response>{m.text}</tool_response>"}
-    return {"role": _role(m), "content": m.text + _written(m, HERMES), **m.thought}
+    said = m.shown if m.images else m.text + _written(m, HERMES)
+    return {"role": _role(m), "content": said, **m.thought}
 
 
 def _written(m: Message, notation: Notation) -> str:

@@ -252,6 +252,7 @@ TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "tar
         ("rich", ("models/",)),
         ("tokenizers", ("ggraph/text/",)),
         ("jinja2", ("ggraph/text/",)),
+        ("PIL", ("models/images.py",)),
     ],
 )
 def test_heavy_packages_stay_in_their_rooms(package: str, rooms: tuple[str, ...]) -> None:
