@@ -462,7 +462,7 @@ def test_whoever_goes_on_with_texts_refuses_an_encoder(name: str, root: Path) ->
 
 
 def test_what_an_encoder_has_no_use_for_is_refused(root: Path, tmp_path: Path) -> None:
-    for option in ("--head", "--disk-cache", "--model-draft"):
+    for option in ("--head", "--disk-cache", "--model-draft", "--mmproj"):
         told = refused_here("serve", "-m", root / "bert", option, tmp_path, "--port", "0")
         assert f"{option}: bert is an encoder" in told
     small = small_model(tmp_path / "small.gguf")

@@ -111,7 +111,7 @@ def serve(
         return
     settings = Settings(**bounds)
     with closing(on.load_served(path, head, parallel)) as m, _ending():
-        beside = _beside(m, head, disk_cache, disk_cache_mb, model_draft)
+        beside = _beside(m, on.mmproj, head, disk_cache, disk_cache_mb, model_draft)
         service = serve_part("engine").service_of(m, settings, cache_tokens, *beside)
         ready = _ready(service.name, as_json)
         part.serve(service, host, port, ready, log=log or log_prompts)
@@ -145,14 +145,18 @@ def serve_part(name: str, extra: str = "serve") -> Any:
 
 def _beside(
     m: Loaded | LoadedEncoder,
+    mmproj: Path | None,
     head: Path | None,
     disk_cache: Path | None,
     disk_cache_mb: int,
     model_draft: Path | None,
 ) -> tuple[Any, Model | None]:
     """The disk for what the cache forgets, and a smaller model that drafts, where they are named.
-    InputError for one of these, or a draft head, beside an encoder."""
-    given = {"--head": head, "--disk-cache": disk_cache, "--model-draft": model_draft}
+    InputError for one of these, a draft head or a tower beside an encoder."""
+    given = {
+        "--head": head, "--disk-cache": disk_cache, "--model-draft": model_draft,
+        "--mmproj": mmproj,
+    }  # fmt: skip
     if isinstance(m, LoadedEncoder):
         for option in (name for name, path in given.items() if path is not None):
             raise InputError(f"{option}: {m.model.name} is an encoder, which has no use for it")
