@@ -331,7 +331,8 @@ def machine_part() -> str:
 def page_text() -> str:
     """The page that the kept results give."""
     parts = [
-        INTRODUCTION, machine_part(), *map(true_shapes.part, SHAPES), startup_part(),
+        INTRODUCTION, machine_part(), true_shapes.glance(SHAPES),
+        *map(true_shapes.part, SHAPES), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip

@@ -199,6 +199,47 @@ def part(result: Path) -> str:
     )
 
 
+def glance(every: Sequence[Path]) -> str:
+    """A chapter of all results: how many rows hold their bar and reach their aim, and each that
+    does not hold it, with the peer that is fastest there and what part of the ceiling is used."""
+    held, missed = [], []
+    for result in every:
+        found, cases = read(result), {c.name: c for c in CASES}
+        rows = [
+            (file, r, *bar_of(file, cases[r["case"]]))
+            for file, rows in found["tables"].items()
+            for r in rows
+            if r["ratio"] is not None
+        ]
+        kind = "Q4_K_M" if result.stem.startswith(_kind(HEADLINE)) else "other types"
+        threads = found["threads"]
+        where = f"{units_of(result)}, {threads} thread{'s' * (threads > 1)}, {kind}"
+        good = [r["ratio"] >= bar for _, r, bar, _ in rows]
+        aims = [r["ratio"] >= aim for _, r, _, aim in rows if aim]
+        held.append([where, *(f"{sum(x)} of {len(x)}" if x else "-" for x in (good, aims))])
+        missed += [
+            [where, f"{file.removesuffix('.gguf')}, {r['case']}", *_short_of(r, bar)]
+            for file, r, bar, _ in rows
+            if r["ratio"] < bar
+        ]
+    return (
+        "## Bars at a glance\n\nOver the fastest peer of each row; the chapters below have every "
+        f"row.\n\n{table(('measured on', 'hold the bar', 'reach the aim'), held)}\n"
+        "Rows that miss their bar, and what the roofline leaves them: bytes of memory to decoding, "
+        "products to prompts.\n\n"
+        f"{table(('measured on', 'row', 'fastest peer', 'over it', 'bar', 'ceiling'), missed)}\n"
+    )
+
+
+def _short_of(r: dict[str, Any], bar: float) -> list[str]:
+    """Of a row below its bar: the fastest peer, the ratio, the bar, and what the ceiling leaves."""
+    fastest = max(r["peers"], key=lambda n: r["peers"][n]["rate"] or 0.0)
+    part, left = r["of_ceiling"], "not measured"
+    if part:
+        left = f"{part:.0%} of it used, {r['ratio'] / part:.2f}x with all"
+    return [fastest, f"{r['ratio']:.2f}x", f"{bar:g}x", left]
+
+
 def main() -> None:
     """Make the files, or measure what is not measured yet."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
