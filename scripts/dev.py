@@ -20,7 +20,7 @@ import tomllib
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {
     "generate", "chat", "serve", "batch", "plan", "eagle3", "convert", "quantize", "hazards",
-    "bench", "verify", "train-eagle3", "record", "torture", "import",
+    "bench", "verify", "train-eagle3", "record", "torture", "import", "imatrix", "perplexity",
 }  # fmt: skip
 VERBS = ("run", "test", "check")
 

@@ -2,10 +2,10 @@
 
     python scripts/perplexity.py [MODEL] [--windows 64] [--peer none] [--json OUT]
 
-Windows of 256 tokens from the articles of Spec-Bench's summarization part; the last 128 tokens of
-each are scored, so every scored token has seen at least 128. llama.cpp (through xllamacpp) reads
-the same ids and gives the log-probability of the next token one step at a time. Ends with status 1
-when a ratio is further than 0.5 % from 1.
+Windows of 256 tokens from the articles of Spec-Bench's summarization part, scored as `ggraph
+perplexity` does: every scored token has seen more than half a window. llama.cpp (through xllamacpp)
+reads the same ids and gives the log-probability of the next token one step at a time. Ends with
+status 1 when a ratio is further than 0.5 % from 1.
 """
 
 import argparse
@@ -22,40 +22,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from ggraph import Array
 from models.bench.peer import LogprobPeer
 from models.run.fetch import fetch_default
-from models.run.load import Loaded, load
+from models.run.load import load
+from models.run.perplexity import Judgement, chunked, judged
 
 ARTICLES = Path(__file__).parent.parent / "bench" / "data" / "eval" / "spec_bench.jsonl"
-WINDOW, SCORED = 256, 128
+WINDOW = 256
 LISTED = 1000  # most likely tokens that llama.cpp lists before it is asked for all
 WITHIN = 0.005
 
 
-def windows(m: Loaded, count: int) -> list[list[int]]:
-    """Token ids [count][256], one after another through the articles."""
-    rows = [json.loads(line) for line in ARTICLES.read_text().splitlines()]
-    text = "\n\n".join(r["turns"][0] for r in rows if r["category"] == "summarization")
-    ids = m.tokenizer.encode(text, bos=None)
-    if len(ids) < count * WINDOW:
-        sys.exit(f"{len(ids)} tokens of text make {len(ids) // WINDOW} windows, not {count}")
-    return [ids[i * WINDOW : (i + 1) * WINDOW] for i in range(count)]
-
-
-def ours(m: Loaded, ids: Sequence[int]) -> Array:
-    """Log-probabilities f64 [128] of the scored tokens of one window."""
-    m.runner.past = 0
-    logits = m.runner.text(ids, every=True).logits[WINDOW - SCORED - 1 : -1].astype(np.float64)
-    top = logits.max(axis=1, keepdims=True)
-    whole: Array = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
-    scored: Array = logits[np.arange(SCORED), list(ids[WINDOW - SCORED :])]
-    return scored - whole
-
-
 def theirs(peer: LogprobPeer, ids: Sequence[int], vocabulary: int) -> Iterator[float]:
     """The same from llama.cpp; a token far down the list costs a second, longer answer."""
-    for at in range(WINDOW - SCORED, WINDOW):
+    for at in range(WINDOW // 2 + 1, WINDOW):
         for listed in (LISTED, vocabulary):
             probs = dict(peer.logprobs(ids[:at], 1, listed, keep=True).raw["probs"])
             if ids[at] in probs:
@@ -65,12 +45,13 @@ def theirs(peer: LogprobPeer, ids: Sequence[int], vocabulary: int) -> Iterator[f
             sys.exit(f"llama.cpp lists no chance for token {ids[at]}")
 
 
-def score_ours(path: Path, count: int, threads: int, exact: bool) -> tuple[float, Any]:
-    """Perplexity of our engine, and the windows."""
-    with closing(load(path, threads=threads, ctx_size=512, exact=exact)) as m:
-        parts = windows(m, count)
-        logs = np.concatenate([ours(m, ids) for ids in parts])
-        return math.exp(-float(logs.mean())), (parts, m.model.vocab_size)
+def score_ours(path: Path, count: int, threads: int, exact: bool) -> tuple[Judgement, Any]:
+    """What our engine makes of the windows, and these."""
+    rows = [json.loads(line) for line in ARTICLES.read_text().splitlines()]
+    text = "\n\n".join(r["turns"][0] for r in rows if r["category"] == "summarization")
+    with closing(load(path, threads=threads, ctx_size=WINDOW, exact=exact)) as m:
+        parts = chunked(m.tokenizer, text, WINDOW, count)
+        return judged(m.runner, parts), (parts, m.model.vocab_size)
 
 
 def score_theirs(path: Path, parts: list[list[int]], vocabulary: int, threads: int) -> float:
@@ -94,11 +75,11 @@ def main() -> None:
     given = parser.parse_args()
     path = given.model or fetch_default()
     found: dict[str, float] = {}
-    found["8-bit activations"], (parts, vocabulary) = score_ours(
-        path, given.windows, given.threads, False
-    )
+    judgement, (parts, vocabulary) = score_ours(path, given.windows, given.threads, False)
+    found["8-bit activations"] = judgement.losses.perplexity
     print(f"8-bit activations  {found['8-bit activations']:.4f}", flush=True)
-    found["float32"], _ = score_ours(path, given.windows, given.threads, True)
+    judgement, _ = score_ours(path, given.windows, given.threads, True)
+    found["float32"] = judgement.losses.perplexity
     print(f"float32            {found['float32']:.4f}", flush=True)
     if given.peer == "llama.cpp":
         found["llama.cpp"] = score_theirs(path, parts, vocabulary, given.threads)
@@ -109,7 +90,8 @@ def main() -> None:
         print(f"8-bit over {name}: {ratio:.5f} ({ratio - 1:+.3%})")
     if given.json:
         result = {
-            "model": path.name, "windows": given.windows, "scored_tokens": given.windows * SCORED,
+            "model": path.name, "windows": judgement.chunks,
+            "scored_tokens": len(judgement.losses.each),
             "perplexity": found, "ratios": ratios, "date": time.strftime("%Y-%m-%d"),
         }  # fmt: skip
         given.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -11,6 +11,7 @@ from ggraph.dtype import (
     BF16,
     F16,
     IQ4_NL,
+    IQ4_XS,
     MXFP4,
     Q1_0,
     Q2_K,
@@ -71,13 +72,13 @@ def test_quantising_equals_gguf_bit_for_bit(dtype: DType, seed: int, scale: floa
     assert np.array_equal(quantize(x, dtype), expected)
 
 
-@pytest.mark.parametrize("dtype", [IQ4_NL, Q4_K, Q5_K, Q6_K], ids=repr)
+@pytest.mark.parametrize("dtype", [IQ4_NL, IQ4_XS, Q4_K, Q5_K, Q6_K], ids=repr)
 @given(seed=st.integers(0, 2**32 - 1), shift=st.sampled_from([0.0, 0.5, -2.0]))
 def test_our_own_types_beat_a_plain_rule_of_the_same_width(
     dtype: DType, seed: int, shift: float
 ) -> None:
     x = np.random.default_rng(seed).standard_normal((8, 512)).astype(np.float32) + shift
-    plain = {IQ4_NL: Q4_0, Q4_K: Q4_1, Q5_K: Q5_1, Q6_K: Q5_0}[dtype]
+    plain = {IQ4_NL: Q4_0, IQ4_XS: Q4_0, Q4_K: Q4_1, Q5_K: Q5_1, Q6_K: Q5_0}[dtype]
     error = np.square(dequantize(quantize(x, dtype), dtype) - x).mean()
     rival = np.square(dequantize(quantize(x, plain), plain) - x).mean()
     assert error < rival * 1.06  # six-bit scales may cost a little against float16 ones

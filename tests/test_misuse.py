@@ -182,7 +182,10 @@ def planning() -> Calls:
         "evaluate": (evaluate, {"graph": GRAPH, "feeds": ZEROS, "every": False}),
         "check_op": (check_op, {"name": "relu", "devices": ("cpu",)}),
         "check_plan": (check_plan, {"graph": GRAPH, "feeds": ZEROS, "orders": 1}),
-        "quantize": (quantize, {"values": np.zeros((2, 32)), "dtype": dtypes.Q8_0}),
+        "quantize": (
+            quantize,
+            {"values": np.zeros((2, 32)), "dtype": dtypes.Q8_0, "importance": np.ones(32)},
+        ),
         "dequantize": (dequantize, {"raw": np.zeros((2, 34), np.uint8), "dtype": dtypes.Q8_0}),
         "register_architecture": (register_architecture, {"a": LLAMA}),
         "open_arch_file": (open_arch_file, {"path": "nowhere"}),

@@ -57,7 +57,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def test_every_type_that_can_be_written_has_a_name() -> None:
-    assert {t.name for t in WRITABLE} == FILE_TYPES.keys() - {"q4_k_m", KEPT}
+    assert {t.name for t in WRITABLE} == FILE_TYPES.keys() - {"q3_k_m", "q4_k_m", "q5_k_m", KEPT}
     for kind in gguf.quants._type_traits.values():
         try:
             kind.quantize(np.zeros((1, 256), np.float32))
@@ -117,6 +117,25 @@ def test_a_mix_is_that_of_llama_cpp() -> None:
     assert tied["token_embd.weight"] == "q6_k"
     apart = mixed("q4_k_m", 28, "output.weight")
     assert (apart["output.weight"], apart["token_embd.weight"]) == ("q6_k", "q4_k")
+
+
+def test_finer_and_coarser_mixes_are_those_of_llama_cpp() -> None:
+    finer = mixed("q5_k_m", 28)
+    coarser = mixed("q4_k_m", 28)
+    assert {n: t for n, t in finer.items() if t != "q5_k"} == {
+        n: t for n, t in coarser.items() if t != "q4_k"
+    }
+    three = mixed("q3_k_m", 32)
+    assert layers_of(three, "attn_v", "q5_k") == layers_of(three, "ffn_down", "q5_k") == [0, 1]
+    for part in ("attn_v", "ffn_down"):
+        assert layers_of(three, part, "q4_k") == list(range(2, 32))
+    assert layers_of(three, "attn_output", "q4_k") == layers_of(three, "attn_k", "q3_k")
+    four = mixed("iq4_xs", 32, "output.weight")
+    assert layers_of(four, "attn_v", "q5_k") == list(range(32))
+    assert layers_of(four, "ffn_down", "q5_k") == [0, 1, 2, 3]
+    assert (four["output.weight"], four["token_embd.weight"]) == ("q6_k", "iq4_xs")
+    for found in (three, finer, coarser):
+        assert found["token_embd.weight"] == "q6_k"
 
 
 def test_a_mix_counts_what_few_layers_have() -> None:

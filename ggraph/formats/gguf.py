@@ -103,7 +103,7 @@ def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
 
 
 def _checkpoint(where: str, metadata: dict[str, Any], tensors: dict[str, RawTensor]) -> Checkpoint:
-    architecture = metadata.get("general.architecture")
+    architecture = metadata.get("general.architecture", metadata.get("general.type"))
     if not isinstance(architecture, str):
         raise FormatError(f"{where}: general.architecture is {shown(architecture)}, not a name")
     return Checkpoint(where, "gguf", architecture, metadata, with_scales(tensors))

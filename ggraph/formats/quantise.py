@@ -5,7 +5,8 @@ Legend: N blocks; float32 [N, block] in, uint8 [N, block_bytes] out; d scale, m 
 The types with blocks of 32 and the ternary ones round as the `gguf` package does, bit for bit. The
 K types and IQ4 are ours: per sub-block a few candidate scales are tried and each is refined by
 least squares, then the sub-block scales are rounded and the values fitted again to what will be
-read back.
+read back. Where columns have an importance, squares count by it, and the types of 4 and 5 bits
+with blocks of 32 are fitted, too.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ggraph.dtype import (
     F16,
     F32,
     IQ4_NL,
+    IQ4_XS,
     MXFP4,
     Q2_K,
     Q3_K,
@@ -39,32 +41,52 @@ from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 from ggraph.formats.ternary import write_tq1_0, write_tq2_0
 
 Array = np.ndarray[Any, Any]
+Weights = Array | None  # of a value's squared error; None: all alike
 CHUNK = 1 << 13  # blocks at a time; bounds the temporaries
 
 
 @checked
-def quantize(values: Array, dtype: DType) -> Array:
+def quantize(values: Array, dtype: DType, importance: Array | None = None) -> Array:
     """Storage bytes uint8 [..., row_bytes] of float32 values [..., n].
 
-    Raises FormatError for a type that cannot be written and for rows that are not whole blocks.
+    `importance` [..., n], of one row or of each: by how much the square of a column's error counts,
+    where the type is fitted; blocks in which nothing counts are taken as if all did. Raises
+    FormatError for a type that cannot be written, for rows that are not whole blocks, and for an
+    importance of another shape, below 0 or not finite.
     """
     values = np.ascontiguousarray(values, np.float32)
     if dtype in (F32, F16):
         return values.astype(dtype.np).view(np.uint8)
     if dtype is BF16:
         return _bf16(values).view(np.uint8)
-    encode = _ENCODERS.get(dtype)
-    if encode is None:
-        known = ", ".join(t.name for t in _ENCODERS)
-        raise FormatError(f"{dtype} cannot be written; known: f32, f16, bf16, {known}")
+    if dtype not in _FITTED and dtype not in _ROUNDED:
+        known = ", ".join(t.name for t in WRITABLE)
+        raise FormatError(f"{dtype} cannot be written; known: {known}")
     if values.shape[-1] % dtype.block:
         raise FormatError(f"{dtype}: rows of {values.shape[-1]} are not blocks of {dtype.block}")
     blocks = values.reshape(-1, dtype.block)
+    weights = None if importance is None else _weights(importance, values.shape, dtype.block)
     out = np.empty((len(blocks), dtype.block_bytes), np.uint8)
     with np.errstate(all="ignore"):
         for i in range(0, len(blocks), CHUNK):
-            out[i : i + CHUNK] = encode(blocks[i : i + CHUNK])
+            part = slice(i, i + CHUNK)
+            own = None if weights is None else weights[part]
+            if dtype in _FITTED and (own is not None or dtype not in _ROUNDED):
+                out[part] = _FITTED[dtype](blocks[part], own)
+            else:
+                out[part] = _ROUNDED[dtype](blocks[part])
     return out.reshape(*values.shape[:-1], dtype.row_bytes(values.shape[-1]))
+
+
+def _weights(importance: Array, shape: tuple[int, ...], block: int) -> Array:
+    """The importance of each value, [N, block]; 1 where a block has none."""
+    try:
+        every = np.broadcast_to(np.asarray(importance, np.float32), shape).reshape(-1, block)
+    except ValueError:
+        raise FormatError(f"importance of {np.shape(importance)} for rows {shape}") from None
+    if not (np.isfinite(every).all() and (every >= 0).all()):
+        raise FormatError("importance: expected finite numbers, none below 0")
+    return np.where(every.any(axis=1, keepdims=True), every, np.float32(1))
 
 
 def _bf16(values: Array) -> Array:
@@ -115,23 +137,19 @@ def _ranged_codes(x: Array, top: int) -> tuple[Array, Array, Array]:
     return q.astype(np.uint8).clip(0, top), d, least
 
 
-def _q4_0(x: Array) -> Array:
-    q, d = _offset_codes(x, 8)
+def _q4_0(q: Array, d: Array) -> Array:
     return np.concatenate([_half(d), _packed(q)], axis=1)
 
 
-def _q5_0(x: Array) -> Array:
-    q, d = _offset_codes(x, 16)
+def _q5_0(q: Array, d: Array) -> Array:
     return np.concatenate([_half(d), _fifth(q), _packed(q)], axis=1)
 
 
-def _q4_1(x: Array) -> Array:
-    q, d, least = _ranged_codes(x, 15)
+def _q4_1(q: Array, d: Array, least: Array) -> Array:
     return np.concatenate([_half(d), _half(least), _packed(q)], axis=1)
 
 
-def _q5_1(x: Array) -> Array:
-    q, d, least = _ranged_codes(x, 31)
+def _q5_1(q: Array, d: Array, least: Array) -> Array:
     return np.concatenate([_half(d), _half(least), _fifth(q), _packed(q)], axis=1)
 
 
@@ -161,56 +179,87 @@ def _nearest_nl(scaled: Array) -> Array:
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, scaled).astype(np.uint8)
 
 
-def _iq4_nl(x: Array) -> Array:
-    peak = _signed_peak(x)
-    best_d, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
-    for step in range(-7, 8):
-        q = NL_VALUES[_nearest_nl(x * _inverse(peak / (step + NL_VALUES[0])))].astype(np.float32)
-        d = (x * q).sum(1, keepdims=True) * _inverse((q * q).sum(1, keepdims=True))
-        d = d.astype(np.float16).astype(np.float32)
-        fitted = NL_VALUES[_nearest_nl(x * _inverse(d))].astype(np.float32)
-        error = ((x - d * fitted) ** 2).sum(1, keepdims=True)
-        better = error < best_error
-        best_d, best_error = np.where(better, d, best_d), np.where(better, error, best_error)
-    return np.concatenate([_half(best_d), _packed(_nearest_nl(x * _inverse(best_d)))], axis=1)
+def _sum(x: Array, w: Weights) -> Array:
+    """Of the last axis, each by its weight: [..., 1]."""
+    total: Array = (x if w is None else x * w).sum(-1, keepdims=True)
+    return total
 
 
-def _fit_symmetric(x: Array, half: int) -> Array:
+def _fit_symmetric(x: Array, half: int, w: Weights) -> Array:
     """Best scale for codes -half .. half-1: [..., 1]; tries scales around the peak's."""
     peak = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
     best, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
     for step in range(-9, 10):
         q = np.rint(x * -(half + 0.1 * step) * _inverse(peak)).clip(-half, half - 1)
-        d = (x * q).sum(-1, keepdims=True) * _inverse((q * q).sum(-1, keepdims=True))
-        error = ((x - d * q) ** 2).sum(-1, keepdims=True)
+        d = _sum(x * q, w) * _inverse(_sum(q * q, w))
+        error = _sum((x - d * q) ** 2, w)
         better = error < best_error
         best, best_error = np.where(better, d, best), np.where(better, error, best_error)
     return best
 
 
-def _fit_ranged(x: Array, top: int) -> tuple[Array, Array]:
+def _fit_ranged(x: Array, top: int, w: Weights) -> tuple[Array, Array]:
     """Best scale and minimum (as a non-negative number to subtract) for codes 0 .. top."""
     least = np.minimum(x.min(axis=-1, keepdims=True), 0)
     reach = x.max(axis=-1, keepdims=True) - least
     best_d, best_m = reach / top, -least
-    best_error = np.full_like(reach, np.inf)
+    best_error, ones = np.full_like(reach, np.inf), np.ones_like(x)
     for step in range(-5, 16):
         q = np.rint((x - least) * (top + 0.1 * step) * _inverse(reach)).clip(0, top)
-        n, sq, sqq = (
-            np.float32(x.shape[-1]),
-            q.sum(-1, keepdims=True),
-            (q * q).sum(-1, keepdims=True),
-        )
-        sx, sxq = x.sum(-1, keepdims=True), (x * q).sum(-1, keepdims=True)
+        n, sq, sqq = _sum(ones, w), _sum(q, w), _sum(q * q, w)
+        sx, sxq = _sum(x, w), _sum(x * q, w)
         d = (n * sxq - sx * sq) * _inverse(n * sqq - sq * sq)
         m = (d * sq - sx) / n
         d = np.where(m < 0, sxq * _inverse(sqq), d)  # the minimum cannot be positive
         m = np.maximum(m, 0)
-        error = ((d * q - m - x) ** 2).sum(-1, keepdims=True)
+        error = _sum((d * q - m - x) ** 2, w)
         better = (error < best_error) & (d > 0)
         best_d, best_m = np.where(better, d, best_d), np.where(better, m, best_m)
         best_error = np.where(better, error, best_error)
     return best_d, best_m
+
+
+def _fit_levels(x: Array, w: Weights) -> Array:
+    """Best scale, as float16 has it, for the non-linear levels: [..., 1]."""
+    peak = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    best, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
+    for step in range(-7, 8):
+        q = NL_VALUES[_nearest_nl(x * _inverse(peak / (step + NL_VALUES[0])))].astype(np.float32)
+        d = _sum(x * q, w) * _inverse(_sum(q * q, w))
+        d = d.astype(np.float16).astype(np.float32)
+        fitted = NL_VALUES[_nearest_nl(x * _inverse(d))].astype(np.float32)
+        error = _sum((x - d * fitted) ** 2, w)
+        better = error < best_error
+        best, best_error = np.where(better, d, best), np.where(better, error, best_error)
+    return best
+
+
+def _iq4_nl(x: Array, w: Weights) -> Array:
+    d = _fit_levels(x, w)
+    return np.concatenate([_half(d), _packed(_nearest_nl(x * _inverse(d)))], axis=1)
+
+
+def _iq4_xs(x: Array, w: Weights) -> Array:
+    sub = x.reshape(-1, 8, 32)
+    whole, d = _signed_steps(_fit_levels(sub, _parts(w, 8))[:, :, 0], -32)
+    q = _packed(_nearest_nl(sub * _inverse((d * whole)[:, :, None])).reshape(-1, 32))
+    raised = (whole + 32).astype(np.uint8)  # six bits: 2 bytes of the upper two, 4 of the lower
+    upper = (raised >> np.uint8(4)).reshape(-1, 2, 4) << (2 * np.arange(4, dtype=np.uint8))
+    low = raised[:, ::2] & np.uint8(15) | raised[:, 1::2] << np.uint8(4)
+    parts = (_half(d), np.bitwise_or.reduce(upper, axis=2), low, q.reshape(-1, 128))
+    return np.concatenate(parts, axis=1)
+
+
+def _fitted_0(x: Array, w: Weights, half: int) -> tuple[Array, Array]:
+    """Codes 0 .. 2*half-1 around `half` and their scale, as float16 has it."""
+    d = _fit_symmetric(x, half, w).astype(np.float16).astype(np.float32)
+    return (np.rint(x * _inverse(d)).clip(-half, half - 1) + half).astype(np.uint8), d
+
+
+def _fitted_1(x: Array, w: Weights, top: int) -> tuple[Array, Array, Array]:
+    """Codes 0 .. top from the minimum up, their scale and minimum, as float16 has them."""
+    d, m = (v.astype(np.float16).astype(np.float32) for v in _fit_ranged(x, top, w))
+    return np.rint((x + m) * _inverse(d)).clip(0, top).astype(np.uint8), d, -m
 
 
 def _in_steps(values: Array, top: int) -> tuple[Array, Array]:
@@ -227,10 +276,17 @@ def _k_scales(scale: Array, least: Array) -> Array:
     return np.concatenate([low, middle, high], axis=1)
 
 
-def _floored(sub: Array, top: int, most: int) -> tuple[Array, Array, Array, Array]:
+def _parts(w: Weights, count: int) -> Weights:
+    """Weights of blocks by their parts: [N, count, ..]."""
+    return None if w is None else w.reshape(len(w), count, -1)
+
+
+def _floored(sub: Array, w: Weights, top: int, most: int) -> tuple[Array, Array, Array, Array]:
     """Codes 0 .. top, uint8 [N, subs, ..], of parts of blocks [N, subs, ..]; their scales and
     minimums 0 .. most, uint8 [N, subs]; the bytes of what those count in."""
-    (sc, d), (mc, dmin) = (_in_steps(v, most) for v in _fit_ranged(sub, top))
+    (sc, d), (mc, dmin) = (
+        _in_steps(v, most) for v in _fit_ranged(sub, top, _parts(w, sub.shape[1]))
+    )
     step = (d * sc.astype(np.float32))[:, :, None]
     floor = (dmin * mc.astype(np.float32))[:, :, None]
     q = np.rint((sub + floor) * _inverse(step)).clip(0, top).astype(np.uint8)
@@ -245,8 +301,8 @@ def _quarters(q: Array) -> Array:
     return packed.reshape(-1, 64)
 
 
-def _q2_k(x: Array) -> Array:
-    q, scale, least, units = _floored(x.reshape(-1, 16, 16), 3, 15)
+def _q2_k(x: Array, w: Weights) -> Array:
+    q, scale, least, units = _floored(x.reshape(-1, 16, 16), w, 3, 15)
     return np.concatenate([scale | least << np.uint8(4), _quarters(q), units], axis=1)
 
 
@@ -256,9 +312,9 @@ def _signed_steps(scale: Array, least: int) -> tuple[Array, Array]:
     return np.rint(scale * _inverse(d)).clip(least, -least - 1), d
 
 
-def _q3_k(x: Array) -> Array:
+def _q3_k(x: Array, w: Weights) -> Array:
     sub = x.reshape(-1, 16, 16)
-    whole, d = _signed_steps(_fit_symmetric(sub, 4)[:, :, 0], -32)
+    whole, d = _signed_steps(_fit_symmetric(sub, 4, _parts(w, 16))[:, :, 0], -32)
     step = (d * whole)[:, :, None]
     q = (np.rint(sub * _inverse(step)).clip(-4, 3) + 4).astype(np.uint8).reshape(-1, 256)
     raised = (whole + 32).astype(np.uint8)  # six bits: 8 bytes of lower four, 4 of upper two
@@ -276,20 +332,20 @@ def _pairs(q: Array) -> Array:
     return packed.reshape(-1, 128)
 
 
-def _q4_k(x: Array) -> Array:
-    q, scale, least, units = _floored(x.reshape(-1, 8, 32), 15, 63)
+def _q4_k(x: Array, w: Weights) -> Array:
+    q, scale, least, units = _floored(x.reshape(-1, 8, 32), w, 15, 63)
     return np.concatenate([units, _k_scales(scale, least), _pairs(q)], axis=1)
 
 
-def _q5_k(x: Array) -> Array:
-    q, scale, least, units = _floored(x.reshape(-1, 8, 32), 31, 63)
+def _q5_k(x: Array, w: Weights) -> Array:
+    q, scale, least, units = _floored(x.reshape(-1, 8, 32), w, 31, 63)
     bits = ((q >> 4) << np.arange(8, dtype=np.uint8)[None, :, None]).sum(1, dtype=np.uint8)
     return np.concatenate([units, _k_scales(scale, least), bits, _pairs(q & np.uint8(15))], axis=1)
 
 
-def _q6_k(x: Array) -> Array:
+def _q6_k(x: Array, w: Weights) -> Array:
     sub = x.reshape(-1, 16, 16)
-    codes, d = _signed_steps(_fit_symmetric(sub, 32)[:, :, 0], -128)  # [N, 16]
+    codes, d = _signed_steps(_fit_symmetric(sub, 32, _parts(w, 16))[:, :, 0], -128)  # [N, 16]
     step = (d * codes)[:, :, None]
     q = (np.rint(sub * _inverse(step)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low, high = q & np.uint8(15), q >> np.uint8(4)  # [N, 2, 4, 32]
@@ -299,9 +355,15 @@ def _q6_k(x: Array) -> Array:
     return np.concatenate([ql.reshape(-1, 128), qh.reshape(-1, 64), sizes, _half(d)], axis=1)
 
 
-_ENCODERS: dict[DType, Callable[[Array], Array]] = {
-    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, MXFP4: _mxfp4,
-    IQ4_NL: _iq4_nl, Q2_K: _q2_k, Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
-    TQ1_0: write_tq1_0, TQ2_0: write_tq2_0,
+_ROUNDED: dict[DType, Callable[[Array], Array]] = {
+    Q4_0: lambda x: _q4_0(*_offset_codes(x, 8)), Q4_1: lambda x: _q4_1(*_ranged_codes(x, 15)),
+    Q5_0: lambda x: _q5_0(*_offset_codes(x, 16)), Q5_1: lambda x: _q5_1(*_ranged_codes(x, 31)),
+    Q8_0: _q8_0, MXFP4: _mxfp4, TQ1_0: write_tq1_0, TQ2_0: write_tq2_0,
 }  # fmt: skip
-WRITABLE: tuple[DType, ...] = (F32, F16, BF16, *_ENCODERS)
+_FITTED: dict[DType, Callable[[Array, Weights], Array]] = {
+    Q4_0: lambda x, w: _q4_0(*_fitted_0(x, w, 8)), Q4_1: lambda x, w: _q4_1(*_fitted_1(x, w, 15)),
+    Q5_0: lambda x, w: _q5_0(*_fitted_0(x, w, 16)), Q5_1: lambda x, w: _q5_1(*_fitted_1(x, w, 31)),
+    IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, Q2_K: _q2_k, Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k,
+    Q6_K: _q6_k,
+}  # fmt: skip
+WRITABLE: tuple[DType, ...] = (F32, F16, BF16, *(_ROUNDED | _FITTED))

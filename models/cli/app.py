@@ -38,6 +38,8 @@ COMMANDS = {
     "eagle3": "eagle3:eagle3",
     "convert": "convert:convert",
     "quantize": "convert:quantize",
+    "imatrix": "judge:imatrix",
+    "perplexity": "judge:perplexity",
     "train-eagle3": "train:train_eagle3",
     "hazards": "hazards:hazards_app",
     "import": "importers:import_app",

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ggraph import InputError
 from ggraph.formats.gguf import Progress as Report
+from ggraph.formats.imatrix import read_importance
 from ggraph.text.hf import tokenizer_file
 
 from ..eagle3 import Head
@@ -29,6 +30,10 @@ from ..run.convert import (
 from ..tower_files import tower_of
 from .common import apart, note, notes
 
+Weighed = Annotated[
+    Path | None,
+    typer.Option("--imatrix", help="How much columns count: a file of `imatrix` or of llama.cpp."),
+]
 Type = Annotated[str, typer.Option("--type", help=f"One of {', '.join(FILE_TYPES)}.")]
 
 
@@ -42,6 +47,7 @@ def convert(
     mmproj: Annotated[
         Path | None, typer.Option(help="GGUF file to write the model's tower for images to.")
     ] = None,
+    imatrix: Weighed = None,
 ) -> None:
     """Write a model, or with --target an EAGLE-3 head or an assistant of Gemma 4, as GGUF. A tower
     for images goes to a file of its own, as llama.cpp has it.
@@ -52,7 +58,10 @@ def convert(
 
       ggraph convert ./EAGLE3-LLaMA3.1-8B --target llama.gguf --out head.gguf --type q8_0
     """
-    type_name = _checked(out, type_name, source, target)
+    type_name = _checked(out, type_name, source, target, imatrix)
+    if imatrix is not None and target is not None:
+        raise InputError("--imatrix is of a model, not of a head (--target)")
+    importance = None if imatrix is None else read_importance(imatrix)
     model = _speaking(source) if target is None else None
     tower = None if model is None else tower_of(model.checkpoint)
     if mmproj is not None:
@@ -61,7 +70,7 @@ def convert(
             raise InputError(f"--mmproj {mmproj}: expected another file, and a model with a tower")
     with _bar(out) as report:
         if model is not None:
-            model_to_gguf(model, out, type_name, report)
+            model_to_gguf(model, out, type_name, report, importance)
         elif target is not None:
             aim = _speaking(target)
             head = open_head(source, aim)
@@ -90,16 +99,20 @@ def quantize(
     source: Annotated[Path, typer.Argument(help="GGUF file or folder of a model.")],
     out: Annotated[Path, typer.Argument(help="GGUF file to write.")],
     type_name: Type = "q4_k_m",
+    imatrix: Weighed = None,
 ) -> None:
     """Write a model with its matrices in another type.
 
     Examples:
 
       ggraph quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m
+
+      ggraph quantize model-f16.gguf model-q3_k_m.gguf --type q3_k_m --imatrix model.imatrix.gguf
     """
-    type_name = _checked(out, type_name, source)
+    type_name = _checked(out, type_name, source, imatrix)
+    importance = None if imatrix is None else read_importance(imatrix)
     with _bar(out) as report:
-        model_to_gguf(_speaking(source), out, type_name, report)
+        model_to_gguf(_speaking(source), out, type_name, report, importance)
     _tell(out, type_name)
 
 

@@ -8,18 +8,20 @@ half-split to interleaved rotary pairs, as every llama GGUF has them.
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ggraph import Array, InputError, ModelError, dtypes
-from ggraph.errors import FormatWarning
+from ggraph.errors import FormatError, FormatWarning
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.gguf import Progress, write_gguf
+from ggraph.formats.imatrix import Importance
 from ggraph.formats.lazy_array import LazyArray, row_numbers, rows_of, taken, windows_of
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
@@ -41,8 +43,8 @@ from ..tower_files import told as tower_told
 
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
-    "q2_k": 10, "q3_k": 11, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32,
-    "tq1_0": 36, "tq2_0": 37, "mxfp4": 38, "nvfp4": 39,
+    "q2_k": 10, "q3_k": 11, "q3_k_m": 12, "q4_k_m": 15, "q5_k": 16, "q5_k_m": 17, "q6_k": 18,
+    "iq4_nl": 25, "iq4_xs": 30, "bf16": 32, "tq1_0": 36, "tq2_0": 37, "mxfp4": 38, "nvfp4": 39,
 }  # fmt: skip
 KEPT = "nvfp4"  # of whose files all that is not in these codes is F16
 # Of which llama.cpp multiplies by scales of matrices; of others it passes over them (2026-10).
@@ -60,21 +62,29 @@ _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 _VALUES = (".attn_v.weight", ".attn_qkv.weight", ".attn_kv_b.weight")
 _WIDER = {
     "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+    "iq4_xs": "iq4_nl",
     "tq1_0": "q4_0", "tq2_0": "q4_0",
 }  # fmt: skip
 
 
 def model_to_gguf(
-    model: Model, out: Path, type_name: str, progress: Progress | None = None
+    model: Model,
+    out: Path,
+    type_name: str,
+    progress: Progress | None = None,
+    importance: Mapping[str, Importance] | None = None,
 ) -> None:
-    """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk;
-    FormatWarning where llama.cpp will make another model of it."""
+    """Write a target model, whose matrices are fitted by the importance of their columns where that
+    is known. ModelError for what GGUF cannot say, FormatError for the disk and for an importance of
+    another model; FormatWarning where llama.cpp will make another model of it."""
     a, c = ARCHITECTURES[model.config.architecture], model.config
     metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
     metadata.update(gguf_pooling(model.checkpoint, model.catalogue, a.gguf, causal=a.causal))
-    held = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
-    tensors = list(_typed(held, type_name))
+    held = list(_normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode))
+    if importance is not None and importance.keys().isdisjoint(t.name for t in held):
+        raise FormatError(f"{model.name} has none of the tensors that the importance names")
+    tensors = list(_typed(held, type_name, importance or {}))
     if a.gguf not in SCALED and any(t.scale is not None for t in tensors):
         warnings.warn(
             f"{out}: llama.cpp passes over scales of matrices of {a.gguf!r}, so that its texts "
@@ -216,7 +226,11 @@ def _normal_order(
         yield replace(t, name=name, storage=t.storage if order is rows else taken(t.storage, order))
 
 
-def _typed(tensors: Iterable[RawTensor], type_name: str) -> Iterator[RawTensor]:
+def _typed(
+    tensors: Iterable[RawTensor],
+    type_name: str,
+    importance: Mapping[str, Importance] = MappingProxyType({}),
+) -> Iterator[RawTensor]:
     """Tensors in the types that a file of type `type_name` has."""
     every = list(tensors)
     if type_name == KEPT and all(t.dtype is not dtypes.NVFP4 for t in every):
@@ -224,11 +238,13 @@ def _typed(tensors: Iterable[RawTensor], type_name: str) -> Iterator[RawTensor]:
     types = tensor_types({t.name: t.shape for t in every}, type_name)
     for t in every:
         kept = type_name != KEPT or t.dtype is dtypes.NVFP4
-        yield converted(t, types[t.name] if kept else tensor_type(t.name, t.shape, "f16"))
+        own = importance[t.name].columns(t.name, t.shape) if t.name in importance else None
+        yield converted(t, types[t.name] if kept else tensor_type(t.name, t.shape, "f16"), own)
 
 
-def converted(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
-    """A tensor in another type, whose rows are made when they are read."""
+def converted(t: RawTensor, dtype: dtypes.DType, importance: Array | None = None) -> RawTensor:
+    """A tensor in another type, whose rows are made when they are read; its columns' importance is
+    [1, n], or [matrices, n]."""
     if t.dtype is dtype:
         return t
     if len(t.shape) < 2 or not t.storage.size:
@@ -236,62 +252,105 @@ def converted(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
     read, k = rows_of(t.storage), t.shape[-1]
     scales = None if t.scale is None else t.scale.repeat(prod(t.shape[:-1]) // len(t.scale))
 
+    own_rows = prod(t.shape[:-1]) // (1 if importance is None else len(importance))
+
     def made(i: int, j: int) -> Array:
         own = None if scales is None else scales[i:j]  # each row has that of its matrix
         rows = replace(t, shape=(j - i, k), storage=read(i, j), scale=own)
-        return _storage(rows.float32(), dtype)
+        counts = None if importance is None else importance[np.arange(i, j) // own_rows]
+        return _storage(rows.float32(), dtype, counts)
 
     shape = (*t.shape[:-1], dtype.row_bytes(k) if dtype.is_block else k)
     storage = LazyArray(shape, dtype.np, made, windows_of(t.storage))
     return replace(t, dtype=dtype, storage=storage, scale=None)
 
 
-def _storage(values: Array, dtype: dtypes.DType) -> Array:
+def _storage(values: Array, dtype: dtypes.DType, importance: Array | None = None) -> Array:
     """Float32 values as a type has them."""
-    return quantize(values, dtype).view(dtype.np)
+    return quantize(values, dtype, importance).view(dtype.np)
 
 
 def tensor_types(shapes: Mapping[str, tuple[int, ...]], type_name: str) -> dict[str, dtypes.DType]:
     """The types of all tensors of a file of type `type_name`, by their names in GGUF.
 
-    `q4_k_m` is the mix that llama.cpp writes under this name (`_mixed`); files of three bits and
-    fewer keep the output matrix and the embedding in Q6_K. InputError for a type not known.
+    Those of `_MIXES` are the mixes that llama.cpp writes under these names (`_mixed`; IQ4_XS as for
+    few key-value heads, without importance); files of three bits and fewer keep the output matrix
+    and the embedding in Q6_K. InputError for a type not known.
     """
     _file_type(type_name)
     titles = dict.fromkeys(shapes, type_name)
-    if type_name == "q4_k_m":
-        titles = _mixed(shapes)
+    if type_name in _MIXES:
+        titles = _mixed(shapes, type_name)
     elif type_name.startswith(("tq", "q2", "q3")):
         titles |= {n: "q6_k" for n in ("output.weight", "token_embd.weight") if n in shapes}
     return {n: tensor_type(n, shape, titles[n]) for n, shape in shapes.items()}
 
 
-def _mixed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """llama.cpp's Q4_K_M, by names: Q4_K, and Q6_K for what gives logits and for the v and down
-    projections of those layers of `_wide`. Where a layer has eight experts, attention is finer."""
-    titles = dict.fromkeys(shapes, "q4_k")
+def _mixed(shapes: Mapping[str, tuple[int, ...]], type_name: str) -> dict[str, str]:
+    """llama.cpp's mixes, by names: Q6_K for what gives logits, and finer types for the v and down
+    projections of some layers. Where a layer has eight experts, attention is finer."""
+    mix = _MIXES[type_name]
+    titles = dict.fromkeys(shapes, mix.most)
     layer = {n: int(m[1]) for n in shapes if (m := re.match(r"blk\.(\d+)\.", n))}
     inner = sorted(layer, key=layer.__getitem__)
     values = [n for n in inner if n.endswith(_VALUES)]
     downs = [n for n in inner if re.search(r"\.ffn_down\w*\.weight$", n)]
     experts = {s[0] for n, s in shapes.items() if n.endswith(".ffn_gate_inp.weight")}
-    wide = _wide(1 + max(layer.values(), default=-1))
+    layers = 1 + max(layer.values(), default=-1)
+    titles |= {n: mix.values(i, len(values)) for i, n in enumerate(values)}
     # of layers with experts by their number, else counted
-    fine = {n for i, n in enumerate(downs) if wide[layer[n] if experts else i]}
-    fine |= {n for n, w in zip(values, _wide(len(values)), strict=True) if w}
-    fine |= {"output.weight"} if "output.weight" in shapes else set(_TABLES)
-    titles |= dict.fromkeys(fine & shapes.keys(), "q6_k")
+    titles |= {n: mix.down(layer[n] if experts else i, layers) for i, n in enumerate(downs)}
+    outputs = [n for n in inner if n.endswith(".attn_output.weight")]
+    titles |= dict.fromkeys(outputs, mix.output)
+    last = {"output.weight"} if "output.weight" in shapes else set(_TABLES)
+    titles |= dict.fromkeys(last & shapes.keys(), "q6_k")
     if experts == {8}:
         titles |= {n: "q8_0" for n in inner if n.endswith((*_VALUES, ".attn_k.weight"))}
-        titles |= {n: "q5_k" for n in inner if n.endswith(".attn_output.weight")}
+        titles |= dict.fromkeys(outputs, "q5_k")
     return titles
 
 
-def _wide(count: int) -> list[bool]:
-    """Which of so many layers llama.cpp's mixes keep finer: an eighth at either end, and every
-    third between."""
+@dataclass(frozen=True)
+class _Mix:
+    """A mix of types: that of most matrices, of attention's output, and of the v and the down
+    projection of layer i of so many."""
+
+    most: str
+    output: str
+    values: Callable[[int, int], str]
+    down: Callable[[int, int], str]
+
+
+def _wider(most: str) -> _Mix:
+    """Q6_K for v and down projections of the layers of `_is_wide`."""
+
+    def of(i: int, count: int) -> str:
+        return "q6_k" if _is_wide(i, count) else most
+
+    return _Mix(most, most, of, of)
+
+
+def _is_wide(i: int, count: int) -> bool:
+    """Whether llama.cpp's mixes keep a layer finer: an eighth at either end, and every third
+    between."""
     eighth = count // 8
-    return [i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2 for i in range(count)]
+    return i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2
+
+
+_MIXES = {
+    "iq4_xs": _Mix(
+        "iq4_xs", "iq4_xs",
+        lambda i, count: "q5_k",
+        lambda i, count: "q5_k" if i < count // 8 else "iq4_xs",
+    ),
+    "q3_k_m": _Mix(
+        "q3_k", "q4_k",
+        lambda i, count: "q5_k" if i < 2 else "q4_k",
+        lambda i, count: "q5_k" if i < count // 16 else "q4_k",
+    ),
+    "q4_k_m": _wider("q4_k"),
+    "q5_k_m": _wider("q5_k"),
+}  # fmt: skip
 
 
 def tensor_type(name: str, shape: tuple[int, ...], title: str) -> dtypes.DType:
