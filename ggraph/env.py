@@ -40,7 +40,7 @@ MOST_THREADS = 256  # of a CPU backend, whoever asks
 
 
 def thread_count() -> int:
-    """Worker threads of the CPU backend: GGRAPH_THREADS, else the cores this process may use."""
+    """Threads that compute, or quantise: GGRAPH_THREADS, else the cores this process may use."""
     return _integer("GGRAPH_THREADS", usable_cores(), low=1, high=MOST_THREADS)
 
 

@@ -10,6 +10,7 @@ with blocks of 32 are fitted, too.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,14 @@ from ggraph.dtype import (
     TQ2_0,
     DType,
 )  # fmt: skip
+from ggraph.env import thread_count
 from ggraph.errors import FormatError
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 from ggraph.formats.ternary import write_tq1_0, write_tq2_0
 
 Array = np.ndarray[Any, Any]
 Weights = Array | None  # of a value's squared error; None: all alike
-CHUNK = 1 << 13  # blocks at a time; bounds the temporaries
+CHUNK = 1 << 16  # values at a time: of half and of eight times as many a K type takes 1.0 and 1.7
 
 
 @checked
@@ -67,14 +69,19 @@ def quantize(values: Array, dtype: DType, importance: Array | None = None) -> Ar
     blocks = values.reshape(-1, dtype.block)
     weights = None if importance is None else _weights(importance, values.shape, dtype.block)
     out = np.empty((len(blocks), dtype.block_bytes), np.uint8)
-    with np.errstate(all="ignore"):
-        for i in range(0, len(blocks), CHUNK):
-            part = slice(i, i + CHUNK)
-            own = None if weights is None else weights[part]
+    size = CHUNK // dtype.block
+
+    def write(i: int) -> None:
+        part = slice(i, i + size)
+        own = None if weights is None else weights[part]
+        with np.errstate(all="ignore"):
             if dtype in _FITTED and (own is not None or dtype not in _ROUNDED):
                 out[part] = _FITTED[dtype](blocks[part], own)
             else:
                 out[part] = _ROUNDED[dtype](blocks[part])
+
+    with ThreadPoolExecutor(thread_count()) as pool:  # NumPy's loops hold no lock
+        list(pool.map(write, range(0, len(blocks), size)))
     return out.reshape(*values.shape[:-1], dtype.row_bytes(values.shape[-1]))
 
 
@@ -173,10 +180,16 @@ def _mxfp4(x: Array) -> Array:
     return np.concatenate([e, _packed(q)], axis=1)
 
 
+_REACH = 256  # halves to either side, beyond all levels
+_NEAREST = np.searchsorted(
+    NL_VALUES[1:].astype(int) + NL_VALUES[:-1], np.arange(-_REACH, _REACH + 1)
+).astype(np.uint8)
+
+
 def _nearest_nl(scaled: Array) -> Array:
-    """Index of the nearest of the 16 non-linear levels."""
-    levels = NL_VALUES.astype(np.float32)
-    return np.searchsorted((levels[1:] + levels[:-1]) / 2, scaled).astype(np.uint8)
+    """Index of the nearest of the 16 non-linear levels; what lies between two is at halves."""
+    halves = np.ceil(scaled * np.float32(2)).clip(-_REACH, _REACH).astype(np.int16)
+    return _NEAREST[halves + _REACH]
 
 
 def _sum(x: Array, w: Weights) -> Array:
