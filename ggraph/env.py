@@ -13,7 +13,7 @@ from ggraph.errors import InputError
 
 SWITCHES: dict[str, str] = {
     "GGRAPH_CACHE": "folder for downloaded models and compiled kernels (default: ~/.cache/ggraph)",
-    "GGRAPH_THREADS": "worker threads of the CPU backend (default: all cores)",
+    "GGRAPH_THREADS": "worker threads of the CPU backend, and of `quantize` (default: all cores)",
     "GGRAPH_VECTORS": "widest units that the CPU backend uses: `avx2`, or `avx512` without AMX "
     "(default: all that the processor has)",
 }
