@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_kit import ggraph_here, refused
+from cli_kit import ggraph_here, refused_here
 from golden_kit import GOLDEN
 from small_model import small_model
 
@@ -116,14 +116,14 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
     model, text = small_model(tmp_path / "m.gguf"), tmp_path / "text"
     text.write_text("short")
     other = small_model(tmp_path / "o.gguf", {"tokenizer.ggml.add_bos_token": True})
-    assert "make no chunk of 64" in refused("perplexity", text, "-m", model, "--chunk", "64")
+    assert "make no chunk of 64" in refused_here("perplexity", text, "-m", model, "--chunk", "64")
     text.write_text(TEXT)
     asked = ["-m", model, "--chunk", "64"]
-    assert "other tokens" in refused("perplexity", text, *asked, "--base", other)
-    assert "power of 2" in refused(
+    assert "other tokens" in refused_here("perplexity", text, *asked, "--base", other)
+    assert "power of 2" in refused_here(
         "imatrix", text, "-m", model, "--chunk", "63", "--out", tmp_path / "i"
     )
-    assert "no importance matrix" in refused(
+    assert "no importance matrix" in refused_here(
         "quantize", model, tmp_path / "q.gguf", "--imatrix", model
     )
     assert not (tmp_path / "i").exists() and not (tmp_path / "q.gguf").exists()
