@@ -10,43 +10,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, ops
+from ggraph import ModelError, Tensor, ops
 
 from .. import blocks
 from ..architecture import Architecture, Tensors, changed
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
-from ..vectors import INNER, SCORE, vectors
+from ..step import Step
+from ..vectors import INNER, SCORE, bare, vectors
 from . import gpt2
 from .cohere import epsilon
 
 TYPES = "tokenizer.ggml.token_type_count"
 
 
-def build(s: Step) -> Graph:
-    """The step graph of a BERT checkpoint."""
-    c = s.config
-    at = s.w(POSITIONS, c.max_position_embeddings, c.hidden_size)
-    x = blocks.embed(s) + ops.get_rows(at, s.positions, name="position")  # [T, E]
+def begin(s: Step) -> Tensor:
+    """What the first layer takes: [T, E]."""
+    c, x = s.config, blocks.placed_by_table(s)
     if c.type_vocab_size:
         kinds = s.w("token_types.weight", c.type_vocab_size, c.hidden_size)
         alike = c.type_vocab_size == 1  # RoBERTa's parts of a text, which separators alone tell
         x = x + (kinds.reshape(-1) if alike else ops.get_rows(kinds, s.types, name="type"))
-    x = blocks.layer_norm(s, x, "token_embd_norm")
-    for i in range(c.num_hidden_layers):
-        x = layer(s, x, i)
-    return vectors(s, x)
+    return blocks.layer_norm(s, x, "token_embd_norm")
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     h = blocks.layer_norm(s, x + blocks.attention(s, x, i), f"blk.{i}.attn_output_norm")
     return blocks.layer_norm(s, h + gpt2.feed_forward(s, h, i), f"blk.{i}.layer_output_norm")
-
-
-def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The epsilon under its usual name."""
-    return {**values, "rms_norm_eps": Keys(values, "config.json").real("layer_norm_eps")}
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
@@ -72,13 +62,13 @@ def read(k: Keys, layers: int) -> Mapping[str, Any]:
 
 
 def behind_padding(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As of BERT, and with as many positions as a text has: RoBERTa's table begins with those of
-    padding and of what comes before it, of which no text has any."""
+    """With as many positions as a text has: RoBERTa's table begins with those of padding and of
+    what comes before it, of which no text has any."""
     k = Keys(values, "config.json")
     count, unused = k.integer("max_position_embeddings"), k.integer("pad_token_id") + 1
     if not 0 <= unused < count:
         raise ModelError(f"config.json: of {count} positions {unused} belong to no text")
-    return {**translate(values), "max_position_embeddings": count - unused}
+    return {**values, "max_position_embeddings": count - unused}
 
 
 def cut(tensors: Tensors, c: DecoderConfig) -> Tensors:
@@ -101,7 +91,8 @@ TOPS = {
     **{f"pooler.dense.{p}": f"{INNER}.{p}" for p in ("weight", "bias")},
 }
 BERT = Architecture(
-    "bert", build, tuple(f"Bert{end}" for end in CLASSES), causal=False,
+    "bert", blocks.Stack(layer, bare, begin, vectors), tuple(f"Bert{end}" for end in CLASSES),
+    causal=False,
     layer_prefix=r"(?:bert\.)?encoder\.layer\.",
     layer_names={
         **{f"attention.self.{long}": f"attn_{long[0]}" for long in ("query", "key", "value")},
@@ -122,7 +113,7 @@ BERT = Architecture(
         "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512,
         "type_vocab_size": 2, "layer_norm_eps": 1e-12,
     },
-    translate=translate, complete=complete, sanitize=sanitize, keys=keys, read=read, bare=(TYPES,),
+    complete=complete, sanitize=sanitize, keys=keys, read=read, bare=(TYPES,),
 )  # fmt: skip
 ROBERTA = replace(
     BERT, name="roberta", written_as="bert",
