@@ -34,6 +34,7 @@ from encoder_kit import (
 from ruled_weights import bits, weight
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
+from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError, InputError, ModelError
 from ggraph.formats import open_checkpoint
@@ -113,6 +114,70 @@ def test_packed_weights_point_the_same_way(
 def test_every_op_has_a_kernel(name: str, root: Path) -> None:
     """On the CPU, and in a plan for a GPU."""
     assert (without_kernel(root / name), left_on_cuda(root / name)) == ([], [])
+
+
+LONG = "The ship, the sea and 9 stones. " * 8  # more tokens than are read
+
+
+def cut_at(folder: Path, out: Path, longest: object) -> Path:
+    """The folder, as sentence-transformers has it, with that `max_seq_length`."""
+    shutil.copytree(folder, out)
+    (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest}))
+    return out
+
+
+@pytest.mark.parametrize("longest", [2, 3, 12, 13])
+@pytest.mark.parametrize("name", ALL)
+def test_longer_texts_are_cut_as_the_library_cuts_them(
+    name: str, longest: int, root: Path, tmp_path: Path
+) -> None:
+    """Token ids are those of the engine that it has cut them; of a pair the longer text is cut
+    first."""
+    folder = cut_at(root / name, tmp_path / "hf", longest)
+    engine = Engine.from_file(str(folder / "tokenizer.json"))
+    engine.enable_truncation(longest, strategy="longest_first")
+    engine.no_padding()
+    texts = [LONG, LONG[:90], "a", LONG + "word" * 4000]
+    with client(folder) as asked, opened(folder) as encoder:
+        if name in ENCODERS:
+            reply = asked.post("/v1/embeddings", json={"input": texts, "parse_special": True})
+            found = np.array([d["embedding"] for d in reply.json()["data"]])
+            read = [Passage(engine.encode(t).ids, KINDS[OWN[name]]) for t in texts]
+            assert np.abs(found - even(encoder.vectors(read))).max() < 1e-6
+            assert reply.json()["usage"]["prompt_tokens"] == sum(len(p.tokens) for p in read)
+            return
+        if longest < 4:  # the marks around two texts alone are more
+            return
+        for query in ("a", "the night", LONG[:40], LONG):
+            body = {"query": query, "documents": texts}
+            reply = asked.post("/v1/rerank", json=body).json()
+            encoded = [engine.encode(query, t) for t in texts]
+            seconds = [e.sequence_ids.index(1) for e in encoded]
+            assert reply["usage"]["prompt_tokens"] == sum(len(e.ids) for e in encoded)
+            read = [Passage(e.ids, 0, e.type_ids.index(1) if 1 in e.type_ids else s)
+                    for e, s in zip(encoded, seconds, strict=True)]  # fmt: skip
+            wanted = 1 / (1 + np.exp(-np.concatenate(encoder.vectors(read))))
+            got = {r["index"]: r["relevance_score"] for r in reply["results"]}
+            assert np.abs(wanted - [got[i] for i in range(len(texts))]).max() < 1e-6, query
+
+
+def test_what_the_files_do_not_cut_is_refused(root: Path, tmp_path: Path) -> None:
+    """Token ids that were given, a longest text of more than the context, and a GGUF file's texts,
+    which do not tell; so is a number that is none."""
+    for path, text in (
+        (cut_at(root / "bert", tmp_path / "a", 12), [5] * 129),
+        (cut_at(root / "bert", tmp_path / "b", 129), "ship " * 140),
+        (cut_at(root / "bert", tmp_path / "c", None), "ship " * 140),
+        (root / "bert.gguf", "ship " * 140),
+    ):
+        with client(path) as asked:
+            reply = asked.post("/v1/embeddings", json={"input": text})
+            assert reply.json()["error"]["code"] == "context_length_exceeded", path
+    for i, bad in enumerate((0, "x", True)):
+        with client(cut_at(root / "bert", tmp_path / str(i), bad)) as asked:
+            reply = asked.post("/v1/embeddings", json={"input": "a"})
+            assert reply.status_code == 400
+            assert f"max_seq_length = {bad!r}" in reply.json()["error"]["message"]
 
 
 def test_a_step_takes_what_fits(root: Path) -> None:
