@@ -296,12 +296,15 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
 
 
+Layer = Callable[[Step, Tensor, int], Tensor]
+
+
 @dataclass(frozen=True)
 class Stack:
     """What builds the step graph of a family whose layers follow one another: [T, E] -> [T, E]
     each, a decoder's last one perhaps [T, E] -> [M, E]."""
 
-    layer: Callable[[Step, Tensor, int], Tensor]
+    layer: Layer
     normed: Norm = norm
     """The norm behind the last layer, with which `end` begins."""
     begin: Callable[[Step], Tensor] = embed

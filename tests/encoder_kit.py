@@ -23,6 +23,7 @@ TOLERANCE = 1e-4  # of the vector's spread
 KINDS = {"cls": 0, "mean": None, "last": -1}
 OWN = {  # pooling, as the folder says it
     "bert": "cls", "gemma_embedding": "mean", "xlm_roberta": "mean", "modern_bert": "cls",
+    "nomic_bert": "mean", "distil_bert": "mean",
 }  # fmt: skip
 ALL = (*ENCODERS, *RERANKERS)
 

@@ -5,6 +5,7 @@ that are a rule (ruled_weights.py, scripts/golden_vectors.py).
 """
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -383,6 +384,48 @@ def test_layers_without_windows_are_told_by_their_period_or_one_by_one(
     for wrong in ({"hidden_activation": "silu"}, {"norm_bias": True}):
         (folder / "config.json").write_text(json.dumps({**config, **wrong}))
         with pytest.raises(ModelError, match=next(iter(wrong))):
+            open_model(folder)
+
+
+RELEASED = {
+    "self_attn.q_proj": "attn.Wqkv", "self_attn.o_proj": "attn.out_proj", "mlp.up_proj": "mlp.fc11",
+    "mlp.gate_proj": "mlp.fc12", "mlp.down_proj": "mlp.fc2", "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}  # fmt: skip
+
+
+def test_nomic_s_released_folders_have_names_of_their_own(root: Path, tmp_path: Path) -> None:
+    """Of tensors, of which one holds three, and of keys; they tell of more positions than were
+    trained. To the bit the same."""
+    folder = Path(shutil.copytree(root / "nomic_bert", tmp_path / "hf"))
+    held, found = load_file(folder / "model.safetensors"), {}
+    for name, t in held.items():
+        lead, part = re.fullmatch(r"(layers\.\d+\.)?(.+)\.\w+", name).groups()  # type: ignore[union-attr]
+        if part in ("self_attn.k_proj", "self_attn.v_proj"):
+            continue
+        if part == "self_attn.q_proj":
+            t = np.concatenate([held[name.replace("q_proj", f"{r}_proj")] for r in "qkv"])
+        title = name.replace(part, RELEASED.get(part, part)) if lead else name
+        title = title.replace("embeddings.LayerNorm", "emb_ln")
+        found[f"encoder.{title}" if lead else title] = t
+    save_file(found, folder / "model.safetensors")
+    config = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 64,
+        "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 512, "max_trained_positions": 128,
+        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "qkv_proj_bias": False,
+        "activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "causal": False,
+        "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False, "type_vocab_size": 2,
+        "vocab_size": 250,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_model(folder).config == open_model(root / "nomic_bert").config
+    texts = passages("nomic_bert")
+    with opened(folder) as own, opened(root / "nomic_bert") as other:
+        assert np.array_equal(own.vectors(texts), other.vectors(texts))
+    for key, other_value in (("activation_function", "gelu"), ("rotary_emb_interleaved", True)):
+        (folder / "config.json").write_text(json.dumps({**config, key: other_value}))
+        with pytest.raises(ModelError, match=f"nomic-bert: config.json: {key} "):
             open_model(folder)
 
 

@@ -6,7 +6,7 @@ Sources: Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.1169
 2019 (arXiv 1911.02116); transformers `modeling_bert`, `modeling_roberta`; llama.cpp's `bert.cpp`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,20 +23,20 @@ from .cohere import epsilon
 TYPES = "tokenizer.ggml.token_type_count"
 
 
-def begin(s: Step) -> Tensor:
+def begin(s: Step, embed: Callable[[Step], Tensor] = blocks.placed_by_table) -> Tensor:
     """What the first layer takes: [T, E]."""
-    c, x = s.config, blocks.placed_by_table(s)
-    if c.type_vocab_size:
+    c, x = s.config, embed(s)
+    if c.type_vocab_size > 1 or s.has("token_types.weight"):
         kinds = s.w("token_types.weight", c.type_vocab_size, c.hidden_size)
         alike = c.type_vocab_size == 1  # RoBERTa's parts of a text, which separators alone tell
         x = x + (kinds.reshape(-1) if alike else ops.get_rows(kinds, s.types, name="type"))
     return blocks.layer_norm(s, x, "token_embd_norm")
 
 
-def layer(s: Step, x: Tensor, i: int) -> Tensor:
+def layer(s: Step, x: Tensor, i: int, feed: blocks.Layer = gpt2.feed_forward) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     h = blocks.layer_norm(s, x + blocks.attention(s, x, i), f"blk.{i}.attn_output_norm")
-    return blocks.layer_norm(s, h + gpt2.feed_forward(s, h, i), f"blk.{i}.layer_output_norm")
+    return blocks.layer_norm(s, h + feed(s, h, i), f"blk.{i}.layer_output_norm")
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
