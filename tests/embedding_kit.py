@@ -31,7 +31,7 @@ def embedding_folder(name: str, out: Path) -> Path:
 
 
 ENCODERS = (
-    "bert", "gemma_embedding", "xlm_roberta", "modern_bert", "nomic_bert", "distil_bert"
+    "bert", "gemma_embedding", "xlm_roberta", "modern_bert", "nomic_bert", "distil_bert", "mpnet"
 )  # fmt: skip
 RERANKERS = ("bert_score", "xlm_roberta_score")
 

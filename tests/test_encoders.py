@@ -20,6 +20,7 @@ from encoder_kit import (
     ALL,
     KINDS,
     OWN,
+    TO_LLAMA_CPP,
     TOLERANCE,
     apart,
     client,
@@ -43,6 +44,7 @@ from ggraph.formats.gguf import write_gguf
 from ggraph.serving.encoder import Encoding, Passage, Read
 from ggraph.serving.text import Plain, Request
 from ggraph.text.tokenizer import Tokenizer
+from models.families import mpnet
 from models.registry import Model, open_model
 from models.run.convert import model_to_gguf
 from models.run.load import OnlyReads, load, load_encoder
@@ -227,7 +229,7 @@ def test_windows_reach_to_both_sides(root: Path, tmp_path: Path) -> None:
         assert np.array_equal(at, beyond) and not np.array_equal(at, closer)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", TO_LLAMA_CPP)
 def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
     """Of the file that `convert` writes: tokens, pooling and what is behind it."""
     xllamacpp = pytest.importorskip("xllamacpp")
@@ -238,7 +240,7 @@ def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k_m"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", TO_LLAMA_CPP)
 def test_llama_cpp_reads_packed_weights(name: str, kind: str, root: Path, tmp_path: Path) -> None:
     """Positions and kinds of parts are added, which llama.cpp does in float32 alone. It rounds rows
     to 8 bits, which is not done here."""
@@ -427,6 +429,29 @@ def test_nomic_s_released_folders_have_names_of_their_own(root: Path, tmp_path: 
         (folder / "config.json").write_text(json.dumps({**config, key: other_value}))
         with pytest.raises(ModelError, match=f"nomic-bert: config.json: {key} "):
             open_model(folder)
+
+
+def test_distances_have_the_buckets_of_transformers() -> None:
+    """Where each begins, as `MPNetEncoder.relative_position_bucket` of 5.24 gave; behind a row they
+    are those before it, 16 higher."""
+    begins = [*range(9), 12, 16, 23, 32, 46, 64, 91]
+    wanted = np.searchsorted(begins, np.arange(600), "right") - 1
+    assert np.array_equal(mpnet.bucket(-np.arange(600)), wanted)
+    assert np.array_equal(mpnet.bucket(np.arange(1, 600)), 16 + wanted[1:])
+
+
+def test_what_mpnet_adds_to_scores_is_stored_as_it_was(root: Path, tmp_path: Path) -> None:
+    """But for the bucket that no distance is in; another number of them is refused."""
+    table = load_file(root / "mpnet/model.safetensors")["encoder.relative_attention_bias.weight"]
+    held = open_checkpoint(root / "mpnet.gguf").tensors[mpnet.TABLE].float32()
+    used = np.delete(np.arange(mpnet.BUCKETS), 16)
+    assert np.array_equal(held[used], table[used].astype(np.float32)) and not held[16].any()
+    folder = Path(shutil.copytree(root / "mpnet", tmp_path / "hf"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.relative_attention_bias.weight"] = table[:16].copy()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"attn_rel_b.weight': expected \[32, 4\], got \[16, 4\]"):
+        open_model(folder)
 
 
 def test_positions_begin_behind_those_of_padding(root: Path, tmp_path: Path) -> None:

@@ -33,9 +33,15 @@ def begin(s: Step, embed: Callable[[Step], Tensor] = blocks.placed_by_table) -> 
     return blocks.layer_norm(s, x, "token_embd_norm")
 
 
-def layer(s: Step, x: Tensor, i: int, feed: blocks.Layer = gpt2.feed_forward) -> Tensor:
-    """Layer i: [T, E] -> [T, E]."""
-    h = blocks.layer_norm(s, x + blocks.attention(s, x, i), f"blk.{i}.attn_output_norm")
+def layer(
+    s: Step,
+    x: Tensor,
+    i: int,
+    feed: blocks.Layer = gpt2.feed_forward,
+    attend: blocks.Layer = blocks.attention,
+) -> Tensor:
+    """Layer i, of two halves: [T, E] -> [T, E]."""
+    h = blocks.layer_norm(s, x + attend(s, x, i), f"blk.{i}.attn_output_norm")
     return blocks.layer_norm(s, h + feed(s, h, i), f"blk.{i}.layer_output_norm")
 
 
