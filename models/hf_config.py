@@ -54,6 +54,7 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         max_position_embeddings=k.integer("max_position_embeddings", 2048),
         rope=rope_from_hf(k, head_dim),
         **_layers_from_hf(k, layers, head_dim),
+        unused_positions=k.integer("unused_positions", 0),
         type_vocab_size=k.integer("type_vocab_size", 0),
         multipliers=k.reals("multipliers") if k.has("multipliers") else (),
         exact_gelu=k.flag("exact_gelu"),

@@ -20,14 +20,14 @@ from ..vectors import INNER, SCORE, bare, vectors
 from . import gpt2
 from .cohere import epsilon
 
-TYPES = "tokenizer.ggml.token_type_count"
+TYPES, TYPE_TABLE = "tokenizer.ggml.token_type_count", "token_types.weight"
 
 
 def begin(s: Step, embed: Callable[[Step], Tensor] = blocks.placed_by_table) -> Tensor:
     """What the first layer takes: [T, E]."""
     c, x = s.config, embed(s)
-    if c.type_vocab_size > 1 or s.has("token_types.weight"):
-        kinds = s.w("token_types.weight", c.type_vocab_size, c.hidden_size)
+    if c.type_vocab_size > 1 or s.has(TYPE_TABLE):
+        kinds = s.w(TYPE_TABLE, c.type_vocab_size, c.hidden_size)
         alike = c.type_vocab_size == 1  # RoBERTa's parts of a text, which separators alone tell
         x = x + (kinds.reshape(-1) if alike else ops.get_rows(kinds, s.types, name="type"))
     return blocks.layer_norm(s, x, "token_embd_norm")
@@ -51,7 +51,10 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 
 def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Without the pooler of a model that gives no scores: its vectors are made without."""
+    """Without the pooler of a model that gives no scores: its vectors are made without. ModelError
+    for a folder without the kinds of parts that its config tells of, as GGUF files may be."""
+    if c.type_vocab_size and TYPE_TABLE not in tensors:
+        raise ModelError(f"{c.architecture}: the checkpoint has no tensor {TYPE_TABLE!r}")
     if f"{SCORE}.weight" in tensors:
         return tensors
     return {n: t for n, t in tensors.items() if n.rpartition(".")[0] != INNER}
@@ -59,7 +62,7 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
     """How many kinds of parts there are, and the epsilon as of layer norms."""
-    return {**epsilon(c), TYPES: c.type_vocab_size or None}
+    return {**epsilon(c), TYPES: c.type_vocab_size or 1}  # llama.cpp must be told
 
 
 def read(k: Keys, layers: int) -> Mapping[str, Any]:
@@ -74,16 +77,17 @@ def behind_padding(values: Mapping[str, Any]) -> Mapping[str, Any]:
     count, unused = k.integer("max_position_embeddings"), k.integer("pad_token_id") + 1
     if not 0 <= unused < count:
         raise ModelError(f"config.json: of {count} positions {unused} belong to no text")
-    return {**values, "max_position_embeddings": count - unused}
+    return {**values, "max_position_embeddings": count - unused, "unused_positions": unused}
 
 
 def cut(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """Without the rows of those positions, as GGUF files have the table."""
-    found = sanitize(tensors, c)
+    """Without the rows of those positions, as GGUF files have the table; of another size as it is,
+    which the graph refuses."""
+    found, unused = sanitize(tensors, c), c.unused_positions
     t = found.get(POSITIONS)
-    if t is None:
+    if t is None or t.shape[0] != c.max_position_embeddings + unused:
         return found
-    return {**found, POSITIONS: changed(t, t.data[t.shape[0] - c.max_position_embeddings :])}
+    return {**found, POSITIONS: changed(t, t.data[unused:])}
 
 
 # Folders of embeddings may still tell of what they were trained from: their weights have no head.
@@ -92,7 +96,7 @@ POSITIONS = "position_embd.weight"
 TOPS = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
     "embeddings.position_embeddings.weight": POSITIONS,
-    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    "embeddings.token_type_embeddings.weight": TYPE_TABLE,
     **{f"embeddings.LayerNorm.{p}": f"token_embd_norm.{p}" for p in ("weight", "bias")},
     **{f"pooler.dense.{p}": f"{INNER}.{p}" for p in ("weight", "bias")},
 }

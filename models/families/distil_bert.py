@@ -34,7 +34,6 @@ DISTIL_BERT = replace(
     hf_defaults={
         "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072,
         "max_position_embeddings": 512, "layer_norm_eps": 1e-12,
-        "type_vocab_size": 1,  # without a table, as llama.cpp must be told
     },
     translate=translate,
 )  # fmt: skip

@@ -67,13 +67,17 @@ def bucket(distance: Array) -> Array:
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """What each position adds to the scores of each, in place of the numbers of the buckets.
-    ModelError for another number of them."""
-    if TABLE not in tensors:
-        return tensors
-    count, shape = c.max_position_embeddings, (BUCKETS, c.num_attention_heads)
-    if tensors[TABLE].shape != shape:
-        got = list(tensors[TABLE].shape)
-        raise ModelError(f"{TABLE!r}: expected {list(shape)}, got {got}")
+    ModelError for another number of them, or of positions."""
+    count = c.max_position_embeddings
+    wanted = {
+        TABLE: (BUCKETS, c.num_attention_heads), bert.POSITIONS: (count, c.hidden_size),
+    }  # fmt: skip
+    for name, shape in wanted.items():
+        if name not in tensors:
+            return tensors  # the graph asks for it
+        if tensors[name].shape != shape:
+            got = list(tensors[name].shape)
+            raise ModelError(f"{name!r}: expected {list(shape)}, got {got}")
     at = np.arange(count)
     each = tensors[TABLE].float32()[bucket(at - at[:, None])]  # [C, C, H]
     added = np.ascontiguousarray(each.transpose(0, 2, 1)).reshape(count, -1)
