@@ -41,9 +41,9 @@ from ggraph.rewrite import rewrite
 from ggraph.split import split
 from ggraph.verify import verify
 from models import eagle3
-from models.blocks import Step
 from models.config import DecoderConfig, Rope
 from models.registry import ARCHITECTURES
+from models.step import Step
 
 HERE = Path(__file__).parent / "instances"
 CAPACITY = 1 << 20  # bytes for which A to K are known to have a solution

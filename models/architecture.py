@@ -16,8 +16,8 @@ from ggraph.formats.checkpoint import RawTensor, scale_name
 from ggraph.formats.lazy_array import LazyArray, Storage, row_numbers, stacked, taken
 from ggraph.ops.rope import MODES
 
-from .blocks import Step
 from .config import DecoderConfig, Keys
+from .step import Step
 
 Tensors = dict[str, RawTensor]
 
@@ -102,7 +102,7 @@ class Architecture:
     name: str
     """What its GGUF files call it (`general.architecture`)."""
     build: Callable[[Step], Graph]
-    """The graph of a step, made of `blocks`."""
+    """The graph of a step, made of `blocks`: mostly a `blocks.Stack` of layers."""
     hf: tuple[str, ...] = ()
     """Its class names in config.json."""
     rope_mode: str = "neox"
@@ -114,7 +114,7 @@ class Architecture:
     """The name under which its models are written as GGUF; empty: `name`."""
     causal: bool = True
     """Whether no row sees later ones, as where text goes on; else it is an encoder, whose `build`
-    ends with `vectors.vectors`."""
+    has `vectors.vectors` at its end."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face names of a layer's tensors that it has beside Llama's, or means otherwise."""
     top_names: Mapping[str, str] = field(default_factory=dict)

@@ -4,113 +4,19 @@ Legend: T token rows, C visible cache rows, R cache rows, E hidden_size, H heads
 heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
+from ggraph import Graph, Tensor, ops, state
 from ggraph.decode.given import placed
-from ggraph.decode.model import LOG, REPLAYED, StepShape
 from ggraph.formats.checkpoint import scale_name
 
-from .config import SIGMOID, DecoderConfig
+from .config import SIGMOID
 from .groups import limited
 from .rotation import rotate
+from .step import Step
 
 DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds (`lora`)
-
-
-class Stored(Protocol):
-    """What the builder must know of a checkpoint's tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes in NumPy order."""
-        ...
-
-    @property
-    def dtype(self) -> dtypes.DType:
-        """How the elements are stored."""
-        ...
-
-
-@dataclass
-class Step:
-    """A graph under construction: config, checkpoint catalogue, shape bucket, and its inputs."""
-
-    config: DecoderConfig
-    catalogue: Mapping[str, Stored]
-    shape: StepShape
-    prefix: str = ""  # of weight and state names, so that two models can share a session
-    shared: frozenset[str] = frozenset()  # weights of another model, taken without the prefix
-    taps: dict[str, Tensor] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        rows, seen = self.shape.rows, self.shape.listed or self.shape.context
-        self.tokens = input("tokens", (rows,), dtypes.I32)
-        self.positions = input("positions", (rows,), dtypes.I32)
-        self.types = input("types", (rows,), dtypes.I32)
-        self.slots = input("slots", (rows,), dtypes.I64)
-        kind = dtypes.I32 if self.shape.listed else dtypes.F32
-        self.mask = input("mask", (rows, seen), kind)
-        self.window_mask = self.mask
-        if self.config.sliding_window is not None:
-            self.window_mask = input("window_mask", (rows, seen), kind)
-        self.length = input("length", (1,), dtypes.I32)
-        self.wanted = input("wanted", (self.shape.wanted,), dtypes.I32)
-        self.kept: list[Tensor] = []  # what states become
-        if any(self.config.recurrent_layers):
-            self.parents = input("parents", (rows,), dtypes.I32)
-            texts = self.shape.texts
-            self.replay = input("replay", (texts, REPLAYED), dtypes.I32)
-            self.past = input("past", (texts,), dtypes.I32)
-            self.certain = input("certain", (texts,), dtypes.I32)
-            if rows <= LOG:
-                self.log_slots = input("log_slots", (rows,), dtypes.I64)
-
-    @cached_property
-    def growth(self) -> Tensor:
-        """By how much each row's queries are longer than in the first context of the training, f32
-        [T]: 1 + g * ln(1 + how many such contexts are behind it), or stretches with itself in one.
-
-        Sources: transformers' `get_llama_4_attn_scale` and `modeling_llama4`.
-        """
-        c = self.config
-        at = ops.cast(self.positions, dtypes.F32)
-        length = c.growth_length or c.rope.n_ctx_orig or c.max_position_embeddings
-        behind = ops.floor((at + 1.0 if c.growth_length else at) / length)
-        return ops.log(behind + 1.0) * c.query_growth + 1.0
-
-    def asked(self, x: Tensor, i: int) -> Tensor:
-        """Of x [T, n] or [T] the rows of which layer i's result is read: all T; of a decoder's last
-        layer the M with logits, unless a tap wants every row's final norm. It only remembers the
-        others."""
-        shape, layers = self.shape, self.config.num_hidden_layers
-        few = shape.wanted < shape.rows and i == layers - 1 and layers not in shape.taps
-        if not few or not self.config.causal or x.shape[0] != shape.rows:
-            return x
-        rows = ops.get_rows(x.reshape(x.shape[0], -1), self.wanted)
-        return rows if len(x.shape) > 1 else rows.reshape(-1)
-
-    def w(self, name: str, *shape: int) -> Tensor:
-        """The weight `name` of the checkpoint. ModelError when absent or of another shape."""
-        stored = self.catalogue.get(name)
-        if stored is None:
-            raise ModelError(f"{self.config.architecture}: the checkpoint has no tensor {name!r}")
-        if tuple(stored.shape) != shape:
-            raise ModelError(f"{name!r}: expected {list(shape)}, got {list(stored.shape)}")
-        title = name if name in self.shared else self.prefix + name
-        return self.weights.setdefault(title, weight(title, shape, stored.dtype))
-
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint holds this tensor."""
-        return name in self.catalogue
-
-    def has_sinks(self, i: int) -> bool:
-        """Whether the heads of layer i have a score that takes part in the sum alone."""
-        return self.has(f"blk.{i}.attn_sinks.weight")
 
 
 def embed(s: Step) -> Tensor:
@@ -123,6 +29,12 @@ def looked_up(s: Step, table: str) -> Tensor:
     """Rows of the weight `table` [V, E] for the step's tokens: [T, E]."""
     held = s.w(table, s.config.vocab_size, s.config.hidden_size)
     return by_scale(s, ops.get_rows(held, s.tokens, name="embd"), table)
+
+
+def placed_by_table(s: Step) -> Tensor:
+    """The embedding plus the learned one of each row's position: [T, E]."""
+    table = s.w("position_embd.weight", s.config.max_position_embeddings, s.config.hidden_size)
+    return embed(s) + ops.get_rows(table, s.positions, name="position")
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -384,14 +296,27 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
 
 
-def stacked(s: Step, layer: Callable[[Step, Tensor, int], Tensor], normed: Norm = norm) -> Graph:
-    """The step graph of a decoder whose layers follow one another: [T, E] -> [T, E] each, the last
-    one perhaps [T, E] -> [M, E]."""
-    x = embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        tap(s, x, i)
-        x = layer(s, x, i)
-    return head(s, x, normed)
+Layer = Callable[[Step, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What builds the step graph of a family whose layers follow one another: [T, E] -> [T, E]
+    each, a decoder's last one perhaps [T, E] -> [M, E]."""
+
+    layer: Layer
+    normed: Norm = norm
+    """The norm behind the last layer, with which `end` begins."""
+    begin: Callable[[Step], Tensor] = embed
+    end: Callable[[Step, Tensor, Norm], Graph] = head
+
+    def __call__(self, s: Step) -> Graph:
+        """The graph."""
+        x = self.begin(s)  # [T, E]
+        for i in range(s.config.num_hidden_layers):
+            tap(s, x, i)
+            x = self.layer(s, x, i)
+        return self.end(s, x, self.normed)
 
 
 def capped(s: Step, logits: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ class DecoderConfig:
     max_position_embeddings: int
     rope: Rope = field(repr=False)
     causal: bool = True  # no row sees later ones; else windows reach to both sides
+    unused_positions: int = field(default=0, compare=False)  # at the start of a folder's table
     type_vocab_size: int = 0  # kinds of parts of a text; 0: they are not told apart
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] = ()  # which layers slide; empty: all, if there is a window

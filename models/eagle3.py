@@ -27,10 +27,10 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.lazy_array import Storage
 
 from . import blocks, latent
-from .blocks import Step
 from .config import DecoderConfig
 from .heads.names import own_or_borrowed
 from .latent import Latent
+from .step import Step
 
 
 @dataclass(frozen=True)

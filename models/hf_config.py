@@ -29,6 +29,7 @@ from .config import (
 RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
 FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
 PLAIN = ("default", "mrope")  # the latter by three positions, which are one where all is text
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
 GROWTH = "llama_4_scaling_beta"  # of queries, by how many contexts of the training are behind them
 
@@ -48,11 +49,12 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         num_attention_heads=heads,
         num_key_value_heads=k.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        rms_norm_eps=k.real("rms_norm_eps", 1e-6),
+        rms_norm_eps=k.real(next((n for n in EPSILONS if k.has(n)), EPSILONS[0]), 1e-6),
         vocab_size=k.integer("vocab_size"),
         max_position_embeddings=k.integer("max_position_embeddings", 2048),
         rope=rope_from_hf(k, head_dim),
         **_layers_from_hf(k, layers, head_dim),
+        unused_positions=k.integer("unused_positions", 0),
         type_vocab_size=k.integer("type_vocab_size", 0),
         multipliers=k.reals("multipliers") if k.has("multipliers") else (),
         exact_gelu=k.flag("exact_gelu"),

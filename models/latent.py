@@ -21,10 +21,10 @@ from ggraph import ModelError, Tensor, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
-from .blocks import Step
 from .config import Keys, yarn_magnitude
 from .hf_config import scaling_of
 from .rotation import rotate
+from .step import Step
 
 NAMES = {
     "self_attn.q_a_proj": "attn_q_a",
@@ -95,7 +95,7 @@ def _keys_and_values(s: Step, x: Tensor, blk: str, c: Latent) -> tuple[Tensor, T
     latent = ops.columns(small, 0, c.rank)
     latent = blocks.norm(s, latent, f"{blk}.attn_kv_a_norm", s.config.latent_norm_eps)
     shared = ops.columns(small, c.rank, c.rotated).reshape(rows, 1, c.rotated)
-    shared = rotate(s, shared, s.config.rope, f"{blk}.k_rope")
+    shared = rotate(s, shared, s.config.rope, f"{blk}.k_rope", s.positions)
     grown = blocks.linear(s, latent, f"{blk}.attn_kv_b", h * (c.plain + c.value))
     grown = grown.reshape(rows, h, c.plain + c.value)
     plain, v = ops.columns(grown, 0, c.plain), ops.columns(grown, c.plain, c.value)

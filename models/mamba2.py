@@ -13,10 +13,10 @@ from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
 from .architecture import Tensors, changed
-from .blocks import Step
 from .config import DecoderConfig
 from .families.lfm2 import kernel
 from .recurrent import convolved, delta_net
+from .step import Step
 
 UNLIMITED = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # time steps, in JSON
 

@@ -1,4 +1,5 @@
-"""Which of a text's states its vector is made of, as the files of an embedding model say it.
+"""Which of a text's states its vector is made of, and how much of it is read, as the files of an
+embedding model say it.
 
 Sources: llama.cpp (`enum llama_pooling_type`), and sentence-transformers, whose folders list in
 modules.json what a text goes through.
@@ -31,6 +32,9 @@ _MODES: dict[str, Pooling] = {
     "cls_token": "cls", "lasttoken": "last",
 }  # fmt: skip
 _MODE = "pooling_mode"
+_LONGEST = "max_seq_length"
+# As its files are called, the newest first: older ones say what they were made from.
+_CONFIGS = "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"
 _DENSE = "Dense"
 _KEPT = ("Transformer", "Pooling", "Normalize")  # a vector's direction is that of the states
 
@@ -52,6 +56,22 @@ def pooling_of(checkpoint: Checkpoint, *, causal: bool = True) -> Pooling | None
             f"known: {', '.join(known)}"
         )
     return _of_config(folder / modules[kinds.index("Pooling")][1] / "config.json")
+
+
+def longest_of(checkpoint: Checkpoint) -> int | None:
+    """Tokens of a text or pair behind which sentence-transformers cuts it, those around it counted;
+    None where no file of a folder says, as in GGUF. ModelError for what is no such number."""
+    if checkpoint.format == "gguf":
+        return None
+    paths = (Path(checkpoint.path) / f"sentence_{kind}_config.json" for kind in _CONFIGS)
+    path = next((p for p in paths if p.is_file()), None)
+    keys = Keys(_read(path, dict) if path else {}, str(path))
+    if not keys.has(_LONGEST):
+        return None
+    found = keys.integer(_LONGEST)
+    if found < 1:
+        raise ModelError(f"{path}: {_LONGEST} = {found}: expected 1 or more")
+    return found
 
 
 def dense_of(checkpoint: Checkpoint) -> dict[str, RawTensor]:

@@ -8,7 +8,7 @@ per key, V per value. `ggraph.ops.recurrent` says how drafts leave the state alo
 from ggraph import Tensor, ops, state
 from ggraph.decode.model import LOG
 
-from .blocks import Step
+from .step import Step
 
 
 def _log(s: Step, name: str, rows: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from .architecture import (
     scales_apart,
     stack,
 )
-from .blocks import Step
 from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
 from .families import FAMILIES
@@ -41,6 +40,7 @@ from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
 from .pooling import dense_of
 from .rotation import YARN
+from .step import Step
 
 for _a in FAMILIES:
     register_architecture(_a)

@@ -5,20 +5,17 @@ Legend: T token rows, D head_dim.
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ggraph import Tensor, ops
 
 from .config import Rope
-
-if TYPE_CHECKING:
-    from .blocks import Step
+from .step import Step
 
 YARN = "rope_yarn.weight"  # made from the config, and in no file
 
 
-def rotate(s: "Step", x: Tensor, rope: Rope, name: str, positions: Tensor | None = None) -> Tensor:
-    """Rotary embedding of x [T, heads, D] at `positions`, else at the step's."""
+def rotate(s: Step, x: Tensor, rope: Rope, name: str, positions: Tensor) -> Tensor:
+    """Rotary embedding of x [T, heads, D] at `positions` [T]."""
     factors = None
     if rope.ext_factor and rope.truncate is False:  # which ggml's rotation knows by factors alone
         factors = s.w(YARN, rope.n_rot // 2)
@@ -27,7 +24,7 @@ def rotate(s: "Step", x: Tensor, rope: Rope, name: str, positions: Tensor | None
     elif rope.factors and s.has(rope.factors):
         factors = s.w(rope.factors, rope.n_rot // 2)
     return ops.rope(
-        x, s.positions if positions is None else positions, factors, name=name,
+        x, positions, factors, name=name,
         n_rot=rope.n_rot, mode=rope.mode, n_ctx_orig=rope.n_ctx_orig,
         freq_base=rope.freq_base, freq_scale=rope.freq_scale,
         ext_factor=rope.ext_factor, attn_factor=rope.attn_factor,

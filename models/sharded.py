@@ -32,13 +32,15 @@ from ggraph.formats.lazy_array import Storage, columns_taken, row_numbers, taken
 from ggraph.tensor import Kind
 
 from . import blocks
-from .blocks import Step, Stored
 from .config import DecoderConfig
 from .families import llama, qwen3
 from .registry import ARCHITECTURES, Model
+from .step import Step, Stored
 
 MOST_CHUNKS = 8
-QK_NORM: Mapping[Callable[[Step], Graph], str] = {llama.build: "", qwen3.build: "head"}
+QK_NORM: Mapping[Callable[[Step], Graph], str] = {
+    blocks.Stack(llama.layer): "", blocks.Stack(qwen3.layer): "head"
+}  # fmt: skip
 """Graphs that can be cut, and how they normalise queries and keys (as `blocks.attention`)."""
 WIDE = tuple(f"ffn_{part}{end}" for part in ("gate", "up") for end in ("", "_exps", "_shexp"))
 ROWS = ("attn_q", "attn_k", "attn_v", *WIDE)

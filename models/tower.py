@@ -25,9 +25,9 @@ from ggraph.tensor import Kind
 
 from . import blocks
 from .architecture import Tensors
-from .blocks import Step
 from .config import DecoderConfig
 from .families import gpt2
+from .step import Step
 
 IDEFICS3, GEMMA3 = "idefics3", "gemma3"  # as llama.cpp calls projectors, and what belongs to them
 CHANNELS = 3

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from ggraph import Graph, Tensor, ops
 
-from .blocks import Step, Stored, linear
+from .blocks import Norm, linear
+from .step import Step, Stored
 
 DENSE = ("dense_2", "dense_3")
 """Products behind the pooling, as EmbeddingGemma has them, and as GGUF calls them."""
@@ -22,14 +23,20 @@ def width(catalogue: Mapping[str, Stored], hidden: int) -> int:
     return catalogue[f"{held[-1]}.weight"].shape[0] if held else hidden
 
 
-def vectors(s: Step, x: Tensor) -> Graph:
-    """The end of an encoder's step, x [T, E]: of each text the row `wanted`, then of each the mean
-    of all that this row sees, through what comes behind: `vectors` f32 [2M, V].
+def bare(s: Step, x: Tensor, name: str) -> Tensor:
+    """x, where the last layer ends with a norm of its own."""
+    return x
+
+
+def vectors(s: Step, x: Tensor, normed: Norm) -> Graph:
+    """The end of an encoder's step, x [T, E], behind its norm: of each text the row `wanted`, then
+    of each the mean of all that this row sees, through what comes behind: `vectors` f32 [2M, V].
 
     The mean is attention that finds all rows alike, by scores of 0: its bits follow, like those of
     other rows, from the rows of the text alone, in their order.
     """
     c, (rows, wide), texts = s.config, x.shape, s.shape.wanted
+    x = normed(s, x, "output_norm")
     heads = c.num_attention_heads if wide % c.num_attention_heads == 0 else 1
     parts = x.reshape(rows, heads, wide // heads)  # [T, H, D]
     row, seen = ops.get_rows(x, s.wanted), ops.get_rows(s.mask, s.wanted)

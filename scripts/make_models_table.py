@@ -191,7 +191,9 @@ def encoder_row(name: str) -> str:
         model, config = open_model(folder), json.loads((folder / "config.json").read_text())
         model_to_gguf(model, own, "f32")
         errors = [f"{encoder_kit.largest_error(path, name):.0e}" for path in (folder, own)]
-        peer = f"{encoder_kit.apart(xllamacpp, own, name)[0]:.0e}" if PEER else "not asked"
+        peer = "not known there"
+        if name in encoder_kit.TO_LLAMA_CPP:
+            peer = f"{encoder_kit.apart(xllamacpp, own, name)[0]:.0e}" if PEER else "not asked"
         left = [encoder_kit.without_kernel(folder), encoder_kit.left_on_cuda(folder)]
     ends = [", ".join(ops) or "none" for ops in left]
     lead = f"`{model.config.architecture}`", config["architectures"][0]

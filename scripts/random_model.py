@@ -33,12 +33,12 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import dequantize
 from models.architecture import Architecture
-from models.blocks import Step
 from models.cli.common import model_path
 from models.config import DecoderConfig
 from models.heads.mtp import drafted
 from models.registry import ARCHITECTURES, completed, config_from_hf
 from models.run.convert import FILE_TYPES, tensor_type, tensor_types, told
+from models.step import Step
 
 SIZE = 0.02  # of a weight, about
 DISTINCT = 512  # rows of a matrix that differ

@@ -30,7 +30,9 @@ def embedding_folder(name: str, out: Path) -> Path:
     return pooled(out, {f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False})
 
 
-ENCODERS = ("bert", "gemma_embedding", "xlm_roberta", "modern_bert")
+ENCODERS = (
+    "bert", "gemma_embedding", "xlm_roberta", "modern_bert", "nomic_bert", "distil_bert", "mpnet"
+)  # fmt: skip
 RERANKERS = ("bert_score", "xlm_roberta_score")
 
 

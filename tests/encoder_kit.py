@@ -23,8 +23,10 @@ TOLERANCE = 1e-4  # of the vector's spread
 KINDS = {"cls": 0, "mean": None, "last": -1}
 OWN = {  # pooling, as the folder says it
     "bert": "cls", "gemma_embedding": "mean", "xlm_roberta": "mean", "modern_bert": "cls",
+    "nomic_bert": "mean", "distil_bert": "mean", "mpnet": "mean",
 }  # fmt: skip
 ALL = (*ENCODERS, *RERANKERS)
+TO_LLAMA_CPP = tuple(name for name in ALL if name != "mpnet")  # which it knows
 
 
 def said(name: str) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from ggraph.backends.cpu.codegen.jit import Jit, host_jit
 from ggraph.backends.cpu.codegen.simd import I32X8, I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.kernels import attention, chunks
 from ggraph.backends.cpu.kernels.slots import SPARE, list_bytes
+from ggraph.backends.cpu.kernels.sweeps import MAX_KEY
 from ggraph.backends.cpu.runtime.pages import LINE
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
@@ -80,7 +81,7 @@ def oracle(a: dict[str, Any]) -> np.ndarray:
     p = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -3e38))
     total = p.sum(-1, keepdims=True)
     p /= np.where(total == 0, 1, total)
-    return np.einsum("mkgn,nkd->mkgd", p[..., :-1], numbers(a["v"])).reshape(m, heads, hd)
+    return np.einsum("mkgn,nkd->mkgd", p[..., :-1], numbers(a["v"])).reshape(m, heads, -1)
 
 
 SHAPES = [(9, 3, 64), (4, 4, 80), (7, 1, 128), (2, 1, 8), (10, 2, 40), (6, 1, 256), (2, 1, 96)]
@@ -211,6 +212,20 @@ def test_a_prompt_beside_other_texts_gets_the_bits_of_rows_alone(kind: str, thre
     assert not got[-5:].any(), "rows that see nothing"
     seeing = dict(a, q=a["q"][:-5], mask=a["mask"][:-5], m=len(spans) - 5)
     assert np.abs(got[:-5] - oracle(seeing)).max() < 5e-6
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("m", [3, 30])
+def test_the_widest_keys_may_have_narrow_values(m: int, kind: str) -> None:
+    """As those of encoders that carry what a position adds behind their own numbers."""
+    a = arguments(kind, m, 4, 4, MAX_KEY, 150, m)
+    v = stored(kind, np.random.default_rng(1).normal(size=(150, 4, 64)))
+    a |= {"v": v, "vd": 64, "vs": v.strides[0], "vh": v.strides[1], "ys": 4 * 64 * 4}
+    got, want = (np.zeros((m, 4, 64), np.float32) for _ in range(2))
+    attend("attention_" + kind, 3, dict(a, y=got))
+    attend("attend_chunks_" + kind, 2, dict(a, y=want))
+    attend("merge_chunks", 2, dict(a, y=want))
+    assert np.array_equal(got, want) and np.abs(got - oracle(a)).max() < 5e-6
 
 
 def test_what_a_row_does_not_see_may_be_no_number() -> None:

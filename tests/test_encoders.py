@@ -5,6 +5,7 @@ that are a rule (ruled_weights.py, scripts/golden_vectors.py).
 """
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from encoder_kit import (
     ALL,
     KINDS,
     OWN,
+    TO_LLAMA_CPP,
     TOLERANCE,
     apart,
     client,
@@ -34,6 +36,7 @@ from encoder_kit import (
 from ruled_weights import bits, weight
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
+from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError, InputError, ModelError
 from ggraph.formats import open_checkpoint
@@ -41,6 +44,7 @@ from ggraph.formats.gguf import write_gguf
 from ggraph.serving.encoder import Encoding, Passage, Read
 from ggraph.serving.text import Plain, Request
 from ggraph.text.tokenizer import Tokenizer
+from models.families import mpnet
 from models.registry import Model, open_model
 from models.run.convert import model_to_gguf
 from models.run.load import OnlyReads, load, load_encoder
@@ -115,6 +119,70 @@ def test_every_op_has_a_kernel(name: str, root: Path) -> None:
     assert (without_kernel(root / name), left_on_cuda(root / name)) == ([], [])
 
 
+LONG = "The ship, the sea and 9 stones. " * 8  # more tokens than are read
+
+
+def cut_at(folder: Path, out: Path, longest: object) -> Path:
+    """The folder, as sentence-transformers has it, with that `max_seq_length`."""
+    shutil.copytree(folder, out)
+    (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest}))
+    return out
+
+
+@pytest.mark.parametrize("longest", [2, 3, 12, 13])
+@pytest.mark.parametrize("name", ALL)
+def test_longer_texts_are_cut_as_the_library_cuts_them(
+    name: str, longest: int, root: Path, tmp_path: Path
+) -> None:
+    """Token ids are those of the engine that it has cut them; of a pair the longer text is cut
+    first."""
+    folder = cut_at(root / name, tmp_path / "hf", longest)
+    engine = Engine.from_file(str(folder / "tokenizer.json"))
+    engine.enable_truncation(longest, strategy="longest_first")
+    engine.no_padding()
+    texts = [LONG, LONG[:90], "a", LONG + "word" * 4000]
+    with client(folder) as asked, opened(folder) as encoder:
+        if name in ENCODERS:
+            reply = asked.post("/v1/embeddings", json={"input": texts, "parse_special": True})
+            found = np.array([d["embedding"] for d in reply.json()["data"]])
+            read = [Passage(engine.encode(t).ids, KINDS[OWN[name]]) for t in texts]
+            assert np.abs(found - even(encoder.vectors(read))).max() < 1e-6
+            assert reply.json()["usage"]["prompt_tokens"] == sum(len(p.tokens) for p in read)
+            return
+        if longest < 4:  # the marks around two texts alone are more
+            return
+        for query in ("a", "the night", LONG[:40], LONG):
+            body = {"query": query, "documents": texts}
+            reply = asked.post("/v1/rerank", json=body).json()
+            encoded = [engine.encode(query, t) for t in texts]
+            seconds = [e.sequence_ids.index(1) for e in encoded]
+            assert reply["usage"]["prompt_tokens"] == sum(len(e.ids) for e in encoded)
+            read = [Passage(e.ids, 0, e.type_ids.index(1) if 1 in e.type_ids else s)
+                    for e, s in zip(encoded, seconds, strict=True)]  # fmt: skip
+            wanted = 1 / (1 + np.exp(-np.concatenate(encoder.vectors(read))))
+            got = {r["index"]: r["relevance_score"] for r in reply["results"]}
+            assert np.abs(wanted - [got[i] for i in range(len(texts))]).max() < 1e-6, query
+
+
+def test_what_the_files_do_not_cut_is_refused(root: Path, tmp_path: Path) -> None:
+    """Token ids that were given, a longest text of more than the context, and a GGUF file's texts,
+    which do not tell; so is a number that is none."""
+    for path, text in (
+        (cut_at(root / "bert", tmp_path / "a", 12), [5] * 129),
+        (cut_at(root / "bert", tmp_path / "b", 129), "ship " * 140),
+        (cut_at(root / "bert", tmp_path / "c", None), "ship " * 140),
+        (root / "bert.gguf", "ship " * 140),
+    ):
+        with client(path) as asked:
+            reply = asked.post("/v1/embeddings", json={"input": text})
+            assert reply.json()["error"]["code"] == "context_length_exceeded", path
+    for i, bad in enumerate((0, "x", True)):
+        with client(cut_at(root / "bert", tmp_path / str(i), bad)) as asked:
+            reply = asked.post("/v1/embeddings", json={"input": "a"})
+            assert reply.status_code == 400
+            assert f"max_seq_length = {bad!r}" in reply.json()["error"]["message"]
+
+
 def test_a_step_takes_what_fits(root: Path) -> None:
     """And one that is longer than a step of several may be is read alone."""
     with opened(root / "gemma_embedding") as encoder:
@@ -161,7 +229,7 @@ def test_windows_reach_to_both_sides(root: Path, tmp_path: Path) -> None:
         assert np.array_equal(at, beyond) and not np.array_equal(at, closer)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", TO_LLAMA_CPP)
 def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
     """Of the file that `convert` writes: tokens, pooling and what is behind it."""
     xllamacpp = pytest.importorskip("xllamacpp")
@@ -172,7 +240,7 @@ def test_llama_cpp_gives_the_same(name: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k_m"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", TO_LLAMA_CPP)
 def test_llama_cpp_reads_packed_weights(name: str, kind: str, root: Path, tmp_path: Path) -> None:
     """Positions and kinds of parts are added, which llama.cpp does in float32 alone. It rounds rows
     to 8 bits, which is not done here."""
@@ -319,6 +387,71 @@ def test_layers_without_windows_are_told_by_their_period_or_one_by_one(
         (folder / "config.json").write_text(json.dumps({**config, **wrong}))
         with pytest.raises(ModelError, match=next(iter(wrong))):
             open_model(folder)
+
+
+RELEASED = {
+    "self_attn.q_proj": "attn.Wqkv", "self_attn.o_proj": "attn.out_proj", "mlp.up_proj": "mlp.fc11",
+    "mlp.gate_proj": "mlp.fc12", "mlp.down_proj": "mlp.fc2", "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}  # fmt: skip
+
+
+def test_nomic_s_released_folders_have_names_of_their_own(root: Path, tmp_path: Path) -> None:
+    """Of tensors, of which one holds three, and of keys; they tell of more positions than were
+    trained. To the bit the same."""
+    folder = Path(shutil.copytree(root / "nomic_bert", tmp_path / "hf"))
+    held, found = load_file(folder / "model.safetensors"), {}
+    for name, t in held.items():
+        lead, part = re.fullmatch(r"(layers\.\d+\.)?(.+)\.\w+", name).groups()  # type: ignore[union-attr]
+        if part in ("self_attn.k_proj", "self_attn.v_proj"):
+            continue
+        if part == "self_attn.q_proj":
+            t = np.concatenate([held[name.replace("q_proj", f"{r}_proj")] for r in "qkv"])
+        title = name.replace(part, RELEASED.get(part, part)) if lead else name
+        title = title.replace("embeddings.LayerNorm", "emb_ln")
+        found[f"encoder.{title}" if lead else title] = t
+    save_file(found, folder / "model.safetensors")
+    config = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 64,
+        "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 512, "max_trained_positions": 128,
+        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "qkv_proj_bias": False,
+        "activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "causal": False,
+        "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False, "type_vocab_size": 2,
+        "vocab_size": 250,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_model(folder).config == open_model(root / "nomic_bert").config
+    texts = passages("nomic_bert")
+    with opened(folder) as own, opened(root / "nomic_bert") as other:
+        assert np.array_equal(own.vectors(texts), other.vectors(texts))
+    for key, other_value in (("activation_function", "gelu"), ("rotary_emb_interleaved", True)):
+        (folder / "config.json").write_text(json.dumps({**config, key: other_value}))
+        with pytest.raises(ModelError, match=f"nomic-bert: config.json: {key} "):
+            open_model(folder)
+
+
+def test_distances_have_the_buckets_of_transformers() -> None:
+    """Where each begins, as `MPNetEncoder.relative_position_bucket` of 5.24 gave; behind a row they
+    are those before it, 16 higher."""
+    begins = [*range(9), 12, 16, 23, 32, 46, 64, 91]
+    wanted = np.searchsorted(begins, np.arange(600), "right") - 1
+    assert np.array_equal(mpnet.bucket(-np.arange(600)), wanted)
+    assert np.array_equal(mpnet.bucket(np.arange(1, 600)), 16 + wanted[1:])
+
+
+def test_what_mpnet_adds_to_scores_is_stored_as_it_was(root: Path, tmp_path: Path) -> None:
+    """But for the bucket that no distance is in; another number of them is refused."""
+    table = load_file(root / "mpnet/model.safetensors")["encoder.relative_attention_bias.weight"]
+    held = open_checkpoint(root / "mpnet.gguf").tensors[mpnet.TABLE].float32()
+    used = np.delete(np.arange(mpnet.BUCKETS), 16)
+    assert np.array_equal(held[used], table[used].astype(np.float32)) and not held[16].any()
+    folder = Path(shutil.copytree(root / "mpnet", tmp_path / "hf"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.relative_attention_bias.weight"] = table[:16].copy()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"attn_rel_b.weight': expected \[32, 4\], got \[16, 4\]"):
+        open_model(folder)
 
 
 def test_positions_begin_behind_those_of_padding(root: Path, tmp_path: Path) -> None:

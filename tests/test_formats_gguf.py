@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ggraph.dtype import F16, F32, I64, NVFP4, Q4_0, Q8_0
 from ggraph.errors import FormatError, GgraphError
 from ggraph.formats import lazy_array, open_checkpoint
-from ggraph.formats.checkpoint import RawTensor
-from ggraph.formats.gguf import parse_gguf, write_gguf
+from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.gguf import write_gguf
 from ggraph.formats.lazy_array import LazyArray
 from ggraph.formats.quants import dequantize, quantize
 
@@ -31,6 +31,13 @@ METADATA = {
     "llama.flag": True,
     "llama.layers": np.array([2, 15, 27], np.int32),
 }
+
+
+def parsed(raw: bytes, path: Path) -> Checkpoint:
+    """What a file of these bytes holds. Another file than the last one: that may be mapped."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(raw)
+    return open_checkpoint(path)
 
 
 def tensors() -> list[RawTensor]:
@@ -148,12 +155,12 @@ def test_the_largest_numbers_are_written(tmp_path: Path) -> None:
 
 def test_every_truncation_is_refused(written: Path) -> None:
     raw = written.read_bytes()
-    ends = {t.name: t for t in parse_gguf(raw, "whole").tensors.values()}
-    assert ends
+    assert open_checkpoint(written).tensors
+    path = written.with_name("cut.gguf")
     last = len(raw.rstrip(b"\0"))
     for size in range(last - 1):
         with pytest.raises(FormatError):
-            parse_gguf(raw[:size], "cut")
+            parsed(raw[:size], path)
 
 
 @given(st.data())
@@ -175,7 +182,7 @@ def test_mutations_raise_only_our_errors(written: Path, data: st.DataObject) -> 
         if len(raw) < 24:
             break
     try:
-        c = parse_gguf(bytes(raw), "mutant")
+        c = parsed(bytes(raw), written.with_name("mutant.gguf"))
     except GgraphError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
         return
@@ -229,13 +236,16 @@ SOME, REST = bytes(40), bytes(99)
          + REST, "past the end"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_culprit(raw: bytes, says: str) -> None:
+def test_refusals_name_the_culprit(
+    raw: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(FormatError, match=says):
-        parse_gguf(raw, "file")
+        parsed(raw, Path("x.gguf"))
     for name in ("t", "k", "general.architecture"):  # nor do they grow with its name
         raw = raw.replace(text(name), text(name * 3000))
     with pytest.raises(FormatError, match=says) as found:
-        parse_gguf(raw, "file")
+        parsed(raw, Path("x.gguf"))
     assert len(str(found.value)) < 300
 
 
@@ -269,7 +279,7 @@ def test_parts_that_do_not_fit_are_refused(written: Path, tmp_path: Path) -> Non
     refused(first, "x-00002-of-00003.gguf: it does not say that it is part 2 of 3")
     second.write_bytes(written.read_bytes())
     refused(first, "x-00002-of-00003.gguf: it does not say that it is part 2 of 3")
-    held = list(parse_gguf(own[0], "first").tensors.values())
+    held = list(open_checkpoint(first).tensors.values())
     write_gguf(second, cut(1, 3), held)
     refused(third, "x-00002-of-00003.gguf: tensor 'a' stands in an earlier part, too")
     write_gguf(second, cut(1, 3), [])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from embedding_kit import ENCODERS, encoder_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from mtp_kit import GLM, QWEN, with_draft_layer
@@ -47,6 +48,7 @@ MORE_KEYS = (
     "attention.recurrent_layers", "rope.dimension_sections", "attention.head_count_kv",
 )  # fmt: skip
 SHAPE = StepShape(3, 32, 3, 33, ())
+ENCODED = StepShape(16, 16, 4, 16, (), listed=16)
 DRAFT = DraftShape(2, 256, 2, 609, fed_back=False)
 TARGET = open_model(TINY / "gemma4_text")
 ASSISTANT = TINY.parent / "gemma4_assistant"
@@ -157,6 +159,40 @@ def test_a_damaged_config_is_built_or_refused_in_one_line(data: st.DataObject) -
             assert "\n" not in str(error) and len(str(error)) < 1000, error
             return
     assert graph["logits"].shape[0] == SHAPE.wanted
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_odd_key_or_tensor_of_an_encoder_is_built_or_refused_in_one_line(
+    name: str, tmp_path: Path
+) -> None:
+    """Every key with every odd value; every tensor left out, and cut."""
+    folder = encoder_folder(name, tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+
+    def asked(said: str) -> bool:
+        try:
+            model = open_model(folder)
+            graph = model.build(SHAPE if model.causal else ENCODED)
+        except GgraphError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000, (said, error)
+            return False
+        made = "logits" if model.causal else "vectors"  # of a Gemma that is no encoder
+        assert graph[made].shape[0] == (SHAPE.wanted if model.causal else 2 * ENCODED.wanted), said
+        return True
+
+    assert asked("as it is")
+    for key in sorted({*config} - {"architectures"}):
+        for value in ODD:
+            (folder / "config.json").write_text(json.dumps({**config, key: value}))
+            asked(f"{key} {value!r:.40}")
+    (folder / "config.json").write_text(json.dumps(config))
+    for title, t in tensors.items():
+        left = {n: other for n, other in tensors.items() if n != title}
+        for held in (left, {**left, title: np.ascontiguousarray(t[:-1])}):
+            save_file(held, folder / "model.safetensors")
+            optional = title.endswith("bias") and held is left
+            assert not asked(title) or optional or title.startswith("pooler."), title
 
 
 @given(st.data())

@@ -276,7 +276,9 @@ def test_gemma_as_it_was_released(unit: str, newer: str | None, tmp_path: Path) 
     assert open_model(hf).config == open_model(GOLDEN / "tiny" / "gemma").config
 
 
-UNITS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+UNITS = (
+    "hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "activation"
+)  # fmt: skip
 
 
 ONE_NAME = [n for n in NAMES if n != "tiny/gemma"]  # whose GELU has two

@@ -23,6 +23,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models.architecture import Architecture
+from models.blocks import Stack
 from models.config import LONG_FACTORS, SHORT_FACTORS, SIGMOID, SOFT_MAX, Keys
 from models.families import llama
 from models.families.deepseek2 import DEEPSEEK2
@@ -588,7 +589,7 @@ def test_widths_that_an_older_file_of_qwen_2_with_experts_leaves_out(tmp_path: P
 @pytest.mark.parametrize("mode", ["norm", "NEOX", ""])
 def test_no_such_pairing(mode: str) -> None:
     with pytest.raises(ModelError, match=f"rope_mode = '{mode}': expected 'normal' or 'neox'"):
-        Architecture("own", llama.build, rope_mode=mode)
+        Architecture("own", Stack(llama.layer), rope_mode=mode)
 
 
 @pytest.mark.parametrize("title", ["blk.1.attn_q_norm.weight", "rope_factors.weight"])

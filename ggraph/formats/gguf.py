@@ -55,7 +55,7 @@ _NUMPY = {
 class _Cursor:
     """A position in the file's bytes. Every read says what it is for and what is left."""
 
-    def __init__(self, data: mmap.mmap | bytes, where: str) -> None:
+    def __init__(self, data: mmap.mmap, where: str) -> None:
         self.data, self.where, self.at, self.size = data, where, 0, len(data)
 
     def fail(self, what: str) -> FormatError:
@@ -94,19 +94,10 @@ def read_gguf(path: Path) -> Checkpoint:
     metadata, tensors = found = _contents(_mapped(path), str(path))
     if _is_part(metadata):
         metadata, tensors = _joined(path, found)
-    return _checkpoint(str(path), metadata, tensors)
-
-
-def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
-    """The checkpoint in `data`, which is whole; tensors are read-only windows on it."""
-    return _checkpoint(where, *_contents(data, where))
-
-
-def _checkpoint(where: str, metadata: dict[str, Any], tensors: dict[str, RawTensor]) -> Checkpoint:
     architecture = metadata.get("general.architecture", metadata.get("general.type"))
     if not isinstance(architecture, str):
-        raise FormatError(f"{where}: general.architecture is {shown(architecture)}, not a name")
-    return Checkpoint(where, "gguf", architecture, metadata, with_scales(tensors))
+        raise FormatError(f"{path}: general.architecture is {shown(architecture)}, not a name")
+    return Checkpoint(str(path), "gguf", architecture, metadata, with_scales(tensors))
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -159,7 +150,7 @@ def _joined(path: Path, found: _Contents) -> _Contents:
     return {k: v for k, v in metadata.items() if k not in CUT}, tensors
 
 
-def _contents(data: mmap.mmap | bytes, where: str) -> _Contents:
+def _contents(data: mmap.mmap, where: str) -> _Contents:
     c = _Cursor(data, where)
     tensor_count, pair_count = _header(c)
     metadata = _metadata(c, pair_count)

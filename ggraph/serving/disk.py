@@ -56,7 +56,6 @@ class Disk:
         except OSError as error:
             raise InputError(f"cannot use {folder}: {error.strerror or error}") from None
         self.folder, self.most_bytes = folder, most_bytes
-        self.refused = 0  # blocks that were not what their names say
         self._first = hashlib.sha256(identity).digest()
         self._sizes = {f.name: size for _, size, f in sorted(found)}  # used longest ago first
         self._lock = threading.Lock()  # of the sizes, and of what waits
@@ -119,7 +118,6 @@ class Disk:
         fits = {n: (a.dtype.type, a.shape) for n, a in block.items()} == wanted
         right = fits and said is not None and np.array_equal(said, digest(block))
         if not right or block["tokens"].tolist() != list(tokens):
-            self.refused += 1
             self._delete(name)
             return None
         with self._lock:  # it was used last

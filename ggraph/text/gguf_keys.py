@@ -150,7 +150,8 @@ def _word_piece(folder: Path, v: Vocabulary, parsed: Mapping[str, Any]) -> dict[
         "tokenizer.ggml.add_eos_token": True,
         "tokenizer.ggml.add_sep_token": False,
         "tokenizer.ggml.tokens": [
-            gguf_form(t) if t else f"[PAD{i}]" for i, t in enumerate(v.tokens)
+            (t if i in v.control else gguf_form(t)) if t else f"[PAD{i}]"
+            for i, t in enumerate(v.tokens)
         ],
         "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
         **normalizer_keys(parsed.get("normalizer")),

@@ -10,21 +10,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, ops
+from ggraph import ModelError, Tensor, ops
 
 from .. import blocks
 from ..architecture import SHARED_NAMES, SWIGLU, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import every, told_window
+from ..step import Step
 from . import exaone4, gemma2, glm4_moe
 
 PERIOD = 4  # of the full layers
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an AFMoE checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -75,7 +70,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 AFMOE = Architecture(
-    "afmoe", build, ("AfmoeForCausalLM",), translate=translate, complete=glm4_moe.complete,
+    "afmoe", blocks.Stack(layer), ("AfmoeForCausalLM",), translate=translate,
+    complete=glm4_moe.complete,
     read=read, keys=keys,
     layer_names={
         **SHARED_NAMES, **gemma2.NAMES, "pre_mlp_layernorm": "ffn_norm",

@@ -12,25 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError, Tensor, ops
+from ggraph import ModelError, Tensor, ops
 from ggraph.errors import shown
 
 from .. import blocks
 from ..architecture import Architecture, Tensors
-from ..blocks import Step
 from ..config import LARGEST, DecoderConfig, Keys
 from ..hf_config import without_window
+from ..step import Step
 
 NUMBERS = ("alpha_n", "alpha_p", "beta", "eps")
 ROPE = {
     "rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an Apertus checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -96,7 +91,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 APERTUS = Architecture(
-    "apertus", build, ("ApertusForCausalLM",), translate=translate, learn=learn,
+    "apertus", blocks.Stack(layer), ("ApertusForCausalLM",), translate=translate, learn=learn,
     sanitize=sanitize, read=read, keys=keys, bare=tuple(f"xielu.{number}" for number in NUMBERS),
     layer_names={
         "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm",

@@ -3,18 +3,13 @@
 Source: Arcee AI 2025, the AFM-4.5B release; transformers `modeling_arcee`.
 """
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import Architecture
-from ..blocks import Step
 from ..hf_config import without_window
+from ..step import Step
 from .nemotron_h import squared
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an Arcee checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -24,7 +19,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 ARCEE = Architecture(
-    "arcee", build, ("ArceeForCausalLM",), "normal", translate=without_window,
+    "arcee", blocks.Stack(layer), ("ArceeForCausalLM",), "normal", translate=without_window,
     fixed={
         "hidden_act": ("relu2",), "partial_rotary_factor": (1.0,), "attention_bias": (False,),
         "mlp_bias": (False,),

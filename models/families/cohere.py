@@ -10,22 +10,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor
+from ggraph import ModelError, Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, pairing_neighbours
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
 from ..gguf_config import told_window, types_every
 from ..hf_config import rope_kind, scaling_of, without_window
+from ..step import Step
 
 PERIOD = 4  # of Cohere 2's full layers, where a file does not say
 SCALE = "logit_scale"
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Command R checkpoint."""
-    return blocks.stacked(s, layer, blocks.layer_norm)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -41,7 +36,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     scale = k.real(SCALE)
     if scale <= 0:
         raise ModelError(f"config.json: {SCALE} = {scale}: expected more than 0")
-    return {**values, "rms_norm_eps": k.real("layer_norm_eps"), "logits_scaling": 1 / scale}
+    return {**values, "logits_scaling": 1 / scale}
 
 
 def translate_r(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,16 +96,16 @@ def keys_r7b(c: DecoderConfig) -> Mapping[str, Any]:
 
 FIXED = {**SWIGLU, "attention_bias": (False,), "tie_word_embeddings": (True,)}
 COMMAND_R = Architecture(
-    "command-r", build, ("CohereForCausalLM",), "normal", fixed=FIXED,
-    translate=translate_r, complete=pairing_neighbours, read=read, keys=keys,
+    "command-r", blocks.Stack(layer, blocks.layer_norm), ("CohereForCausalLM",), "normal",
+    fixed=FIXED, translate=translate_r, complete=pairing_neighbours, read=read, keys=keys,
     hf_defaults={
         "layer_norm_eps": 1e-5, SCALE: 0.0625, "rope_theta": 500000.0,
         "max_position_embeddings": 8192,
     },
 )  # fmt: skip
 COHERE2 = Architecture(
-    "cohere2", build, ("Cohere2ForCausalLM",), "normal", fixed=FIXED, translate=translate_r7b,
-    complete=complete_r7b, read=read_r7b, keys=keys_r7b,
+    "cohere2", blocks.Stack(layer, blocks.layer_norm), ("Cohere2ForCausalLM",), "normal",
+    fixed=FIXED, translate=translate_r7b, complete=complete_r7b, read=read_r7b, keys=keys_r7b,
     gguf_defaults={"attention.sliding_window_pattern": PERIOD},
     hf_defaults={
         "layer_norm_eps": 1e-5, SCALE: 0.0625, "sliding_window": 4096,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError, Tensor, dtypes
+from ggraph import ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks, latent
@@ -26,16 +26,11 @@ from ..architecture import (
     pairing_neighbours,
     plain,
 )
-from ..blocks import Step
 from ..config import SIGMOID, SOFT_MAX, DecoderConfig, Keys, yarn_magnitude
 from ..gguf_config import rope_from_gguf
 from ..hf_config import without_window
 from ..latent import Latent
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a checkpoint with latent attention."""
-    return blocks.stacked(s, layer)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -195,7 +190,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 DEEPSEEK2 = Architecture(
-    "deepseek2", build, ("Glm4MoeLiteForCausalLM",), "normal",
+    "deepseek2", blocks.Stack(layer), ("Glm4MoeLiteForCausalLM",), "normal",
     layer_names={
         **latent.NAMES, **SHARED_NAMES, "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     },

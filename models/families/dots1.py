@@ -10,10 +10,11 @@ from typing import Any
 from ggraph import ModelError
 
 from ..architecture import SHARED_NAMES, SWIGLU
+from ..blocks import Stack
 from ..config import DecoderConfig
 from . import glm4_moe
 from .qwen2 import sliding
-from .qwen3 import build
+from .qwen3 import layer
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,7 +33,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 DOTS1 = replace(
-    glm4_moe.GLM4_MOE, name="dots1", build=build, hf=("Dots1ForCausalLM",), translate=translate,
+    glm4_moe.GLM4_MOE, name="dots1", build=Stack(layer), hf=("Dots1ForCausalLM",),
+    translate=translate,
     keys=keys, layer=None,
     layer_names={**SHARED_NAMES, "mlp.gate.e_score_correction_bias": "exp_probs_b.bias"},
     fixed={**SWIGLU, "attention_bias": (False,)},

@@ -11,8 +11,9 @@ from typing import Any
 from ggraph import ModelError
 
 from ..architecture import SHARED_NAMES, SWIGLU, Architecture, Tensors, changed, pairing_neighbours
+from ..blocks import Stack
 from ..config import DecoderConfig, Keys
-from .llama import build
+from .llama import layer
 
 CORRECTION = ".exp_probs_b.bias"
 
@@ -60,7 +61,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 ERNIE45 = Architecture(
-    "ernie4_5", build, ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), "normal", fixed=SWIGLU,
+    "ernie4_5", Stack(layer), ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), "normal",
+    fixed=SWIGLU,
     complete=pairing_neighbours,
     hf_defaults={
         "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128, "num_key_value_heads": 2,
@@ -68,7 +70,7 @@ ERNIE45 = Architecture(
     },
 )  # fmt: skip
 ERNIE45_MOE = Architecture(
-    "ernie4_5-moe", build, ("Ernie4_5_MoeForCausalLM",), "normal", translate=translate,
+    "ernie4_5-moe", Stack(layer), ("Ernie4_5_MoeForCausalLM",), "normal", translate=translate,
     complete=complete, load=load, store=store, keys=keys,
     top_names={"lm_head.bias": "output.bias"},
     fixed={**SWIGLU, "moe_layer_interval": (1,), "moe_norm_min": (1e-12,)},

@@ -8,21 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ggraph import Graph, ModelError
+from ggraph import ModelError
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import types_every
 from . import olmo2
 
 PERIOD = 4  # of the full layers, where a file does not say
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an EXAONE 4 checkpoint."""
-    return blocks.stacked(s, partial(olmo2.layer, qk_norm="head"))
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,7 +45,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 EXAONE4 = Architecture(
-    "exaone4", build, ("Exaone4ForCausalLM",), translate=translate, complete=complete, keys=keys,
+    "exaone4", blocks.Stack(partial(olmo2.layer, qk_norm="head")), ("Exaone4ForCausalLM",),
+    translate=translate, complete=complete, keys=keys,
     fixed=SWIGLU, layer_names=olmo2.OLMO2.layer_names,
     gguf_defaults={"attention.sliding_window_pattern": PERIOD},
     hf_defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "num_key_value_heads": 32},

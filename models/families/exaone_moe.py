@@ -12,11 +12,12 @@ from typing import Any
 from ggraph import ModelError
 
 from ..architecture import SHARED_NAMES, SWIGLU, untied
+from ..blocks import Stack
 from ..config import DecoderConfig, Keys
 from ..gguf_config import told_window
 from . import exaone4, glm4_moe
 from .deepseek2 import DENSE, dense_layers
-from .qwen3 import build
+from .qwen3 import layer
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,7 +50,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 EXAONE_MOE = replace(
-    glm4_moe.GLM4_MOE, name="exaone-moe", build=build, layer=None,
+    glm4_moe.GLM4_MOE, name="exaone-moe", build=Stack(layer), layer=None,
     hf=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), translate=translate, complete=complete,
     read=read, store=untied, keys=keys,
     layer_names={

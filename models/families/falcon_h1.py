@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, Tensor, dtypes
+from ggraph import Array, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks, mamba2
 from ..architecture import SWIGLU, Architecture, Tensors
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
+from ..step import Step
 
 SINGLE = ("attention_in", "attention_out", "key", "ssm_in", "ssm_out")
 SEVERAL = {  # gate and down; z, x, B, C and dt
@@ -26,11 +26,6 @@ FACTOR = ".factor"  # the end of a vector's name
 BIASES = tuple(f".{n}.bias" for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate",
                                       "ffn_down", "ssm_in", "ssm_out"))  # fmt: skip
 BARE = "ffn_norm"  # whose tensors have no ending in GGUF files
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Falcon-H1 checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -138,7 +133,8 @@ def read(k: Keys, layers: int) -> dict[str, Any]:
 
 
 FALCON_H1 = Architecture(
-    "falcon-h1", build, ("FalconH1ForCausalLM",), translate=translate, sanitize=sanitize,
+    "falcon-h1", blocks.Stack(layer), ("FalconH1ForCausalLM",), translate=translate,
+    sanitize=sanitize,
     load=load, store=store, keys=keys, read=read,
     fixed={**SWIGLU, "time_step_limit": mamba2.UNLIMITED},
     layer_names={

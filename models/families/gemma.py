@@ -8,19 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import Architecture
-from ..blocks import Step
 from ..config import DecoderConfig
 from ..hf_config import without_window
+from ..step import Step
 from . import gemma2
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Gemma checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -40,7 +35,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 GEMMA = Architecture(
-    "gemma", build, ("GemmaForCausalLM",), translate=without_window, complete=complete,
+    "gemma", blocks.Stack(layer), ("GemmaForCausalLM",), translate=without_window,
+    complete=complete,
     sanitize=gemma2.sanitize, keys=keys,
     fixed={
         **gemma2.FIXED, "attention_bias": (False,), "tie_word_embeddings": (True,),

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, dtypes
+from ggraph import ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks
 from ..architecture import Architecture, Tensors, changed
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import every
+from ..step import Step
 
 WIDE = 46  # layers of the 27B model, whose scores have a scale that GGUF files do not tell
 FIXED = {
@@ -27,11 +27,6 @@ NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Gemma 2 checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 Half = Callable[[Step, Tensor, int], Tensor]
@@ -122,7 +117,8 @@ def own_keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 GEMMA2 = Architecture(
-    "gemma2", build, ("Gemma2ForCausalLM",), layer_names=NAMES, gguf_defaults=DEFAULTS, fixed=FIXED,
+    "gemma2", blocks.Stack(layer), ("Gemma2ForCausalLM",), layer_names=NAMES,
+    gguf_defaults=DEFAULTS, fixed=FIXED,
     hf_defaults={
         "head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 8192,
         "query_pre_attn_scalar": 256, "sliding_window": 4096,

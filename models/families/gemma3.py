@@ -9,22 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ggraph import Graph
-
 from .. import blocks
 from ..architecture import Architecture
-from ..blocks import Step
 from ..config import DecoderConfig, Rope, layer_range
 from . import gemma2
 
 WIDE = 62  # layers of the 27B model
 PERIOD = 6
 LOCAL_BASE = 10000.0  # of sliding layers, where the file does not say
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Gemma 3 checkpoint."""
-    return blocks.stacked(s, partial(gemma2.layer, qk_norm="head"))
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
@@ -46,7 +38,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 GEMMA3 = Architecture(
-    "gemma3", build, ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    "gemma3", blocks.Stack(partial(gemma2.layer, qk_norm="head")),
+    ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     fixed={**gemma2.FIXED, "attn_logit_softcapping": ()},
     hf_defaults={
         "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208,

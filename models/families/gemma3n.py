@@ -23,9 +23,9 @@ from ggraph.lazy import lazy
 
 from .. import blocks
 from ..architecture import Architecture, Tensors, changed, stack
-from ..blocks import Step
 from ..config import LARGEST, DecoderConfig, Keys, Rope, layer_range
 from ..gguf_config import every, types_every
+from ..step import Step
 from . import gemma2, gemma3, gemma4
 
 if TYPE_CHECKING:

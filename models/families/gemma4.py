@@ -17,10 +17,10 @@ from ggraph import Graph, ModelError, Tensor, ops
 
 from .. import blocks
 from ..architecture import BOTH, Architecture, Tensors, changed, together
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import types_every
 from ..hf_config import rope_kind, scaling_of
+from ..step import Step
 from . import gemma2
 
 KV = "num_key_value_heads"

@@ -9,24 +9,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ggraph import Graph, ModelError
+from ggraph import ModelError
 
 from .. import blocks
 from ..architecture import Architecture
-from ..blocks import Step
 from ..config import DecoderConfig
 from ..vectors import vectors
 from . import gemma2, gemma3
 
 BOTH = "use_bidirectional_attention"
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an EmbeddingGemma checkpoint."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        x = gemma2.layer(s, x, i, "head")
-    return vectors(s, blocks.norm(s, x, "output_norm"))
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
@@ -37,7 +28,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 GEMMA_EMBEDDING = Architecture(
-    "gemma-embedding", build, ("Gemma3TextModel",), causal=False, told_by={BOTH: True},
+    "gemma-embedding", blocks.Stack(partial(gemma2.layer, qk_norm="head"), end=vectors),
+    ("Gemma3TextModel",), causal=False, told_by={BOTH: True},
     fixed={**gemma3.GEMMA3.fixed, BOTH: (True,)},
     hf_defaults=gemma3.GEMMA3.hf_defaults, layer_names=gemma2.NAMES, translate=gemma3.translate,
     complete=gemma3.complete, sanitize=gemma2.sanitize, keys=keys,

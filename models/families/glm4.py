@@ -5,21 +5,13 @@ Source: Z.ai 2025, the GLM-4-0414 release; transformers `modeling_glm4`.
 
 from functools import partial
 
-from ggraph import Graph
-
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, pairing_neighbours
-from ..blocks import Step
 from . import gemma2
 
-
-def build(s: Step) -> Graph:
-    """The step graph of a GLM-4 checkpoint."""
-    return blocks.stacked(s, partial(gemma2.layer, unit=blocks.swiglu))
-
-
 GLM4 = Architecture(
-    "glm4", build, ("Glm4ForCausalLM",), "normal", complete=pairing_neighbours,
+    "glm4", blocks.Stack(partial(gemma2.layer, unit=blocks.swiglu)), ("Glm4ForCausalLM",),
+    "normal", complete=pairing_neighbours,
     layer_names={
         "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
         "mlp.gate_up_proj": "ffn_up",

@@ -8,17 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import SHARED_NAMES, SWIGLU, Architecture
-from ..blocks import Step
 from ..config import SIGMOID, DecoderConfig, Keys
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a GLM-4.5 checkpoint."""
-    return blocks.stacked(s, layer)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -50,7 +45,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 GLM4_MOE = Architecture(
-    "glm4moe", build, ("Glm4MoeForCausalLM",), translate=translate, complete=complete, keys=keys,
+    "glm4moe", blocks.Stack(layer), ("Glm4MoeForCausalLM",), translate=translate,
+    complete=complete, keys=keys,
     layer=layer,
     layer_names={
         **SHARED_NAMES, "post_attention_layernorm": "post_attention_norm",

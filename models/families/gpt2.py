@@ -12,24 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError, Tensor, dtypes, ops
+from ggraph import ModelError, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks
 from ..architecture import FUSED, Architecture, Tensors, changed
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a GPT-2 checkpoint."""
-    c = s.config
-    table = s.w("position_embd.weight", c.max_position_embeddings, c.hidden_size)
-    x = blocks.embed(s) + ops.get_rows(table, s.positions, name="position")  # [T, E]
-    for i in range(c.num_hidden_layers):
-        blocks.tap(s, x, i)
-        x = layer(s, x, i)
-    return blocks.head(s, x, blocks.layer_norm)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -54,7 +43,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
         "num_hidden_layers": values.get("n_layer"), "num_attention_heads": heads,
         "num_key_value_heads": heads, "vocab_size": values.get("vocab_size"),
         "max_position_embeddings": values.get("n_positions"),
-        "rms_norm_eps": values.get("layer_norm_epsilon", 1e-5),
+        "layer_norm_epsilon": values.get("layer_norm_epsilon", 1e-5),
         "exact_gelu": values.get("activation_function") in EXACT,
         "multipliers": query_factors(Keys(values, "config.json")),
     }  # fmt: skip
@@ -114,7 +103,7 @@ TOPS = {
 }  # fmt: skip
 GPT2 = Architecture(
     "gpt2",
-    build,
+    blocks.Stack(layer, blocks.layer_norm, blocks.placed_by_table),
     ("GPT2LMHeadModel",),
     layer_prefix=r"(?:transformer\.)?h\.",
     layer_names={

@@ -10,19 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, Tensor, dtypes, ops
+from ggraph import Array, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, Tensors
-from ..blocks import Step
 from ..config import DecoderConfig
 from ..gguf_config import every
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a gpt-oss checkpoint."""
-    return blocks.stacked(s, layer)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -95,7 +90,8 @@ def packed(blocks: RawTensor, scales: RawTensor) -> Array:
 
 
 GPT_OSS = Architecture(
-    "gpt-oss", build, ("GptOssForCausalLM",), translate=translate, complete=complete, keys=keys,
+    "gpt-oss", blocks.Stack(layer), ("GptOssForCausalLM",), translate=translate,
+    complete=complete, keys=keys,
     sanitize=sanitize,
     fixed={**SWIGLU, "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
     hf_defaults={

@@ -13,21 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.lazy_array import row_numbers, taken
 
 from .. import blocks, mamba2
 from ..architecture import SWIGLU, Architecture, Tensors, changed
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
 from ..hf_config import without_window
+from ..step import Step
 from . import llama
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Granite 4 checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -113,7 +108,7 @@ MIXTURE = {
     "shared_mlp.input_linear": "shared_in", "shared_mlp.output_linear": "shared_out",
 }  # fmt: skip
 GRANITE = Architecture(
-    "granite", llama.build, ("GraniteForCausalLM",), "normal", fixed=SWIGLU,
+    "granite", blocks.Stack(llama.layer), ("GraniteForCausalLM",), "normal", fixed=SWIGLU,
     translate=without_window, hf_defaults={"attention_multiplier": 1.0}, keys=keys, read=read,
 )  # fmt: skip
 GRANITE_MOE = replace(
@@ -122,7 +117,7 @@ GRANITE_MOE = replace(
     hf_defaults={"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2},
 )  # fmt: skip
 GRANITE_HYBRID = Architecture(
-    "granitehybrid", build, ("GraniteMoeHybridForCausalLM",), "normal",
+    "granitehybrid", blocks.Stack(layer), ("GraniteMoeHybridForCausalLM",), "normal",
     fixed={**SWIGLU, "time_step_limit": mamba2.UNLIMITED}, translate=translate, complete=complete,
     sanitize=sanitize, load=mamba2.load, store=mamba2.store, keys=hybrid_keys, read=read,
     layer_names={**mamba2.names("mamba"), **MIXTURE},

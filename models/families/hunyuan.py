@@ -9,23 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor
+from ggraph import ModelError, Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
 from ..config import MOST_TURNS, DecoderConfig, Keys
 from ..hf_config import rope_kind, scaling_of
+from ..step import Step
 
 WIDTH = "moe_intermediate_size"
 UNUSED = (
     "q_lora_rank", "kv_lora_rank", "v_head_dim", "n_group", "topk_group", "routed_scaling_factor",
 )  # fmt: skip
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Hunyuan checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -69,7 +64,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 HUNYUAN = Architecture(
-    "hunyuan-dense", build, ("HunYuanDenseV1ForCausalLM",), translate=translate, fixed=SWIGLU,
+    "hunyuan-dense", blocks.Stack(layer), ("HunYuanDenseV1ForCausalLM",), translate=translate,
+    fixed=SWIGLU,
     layer_names={
         "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm",
     },

@@ -8,18 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, dtypes, ops
+from ggraph import ModelError, Tensor, dtypes, ops
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, Tensors, changed
-from ..blocks import Step
 from ..config import SIGMOID, DecoderConfig, Keys
 from ..recurrent import convolved
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an LFM2 checkpoint."""
-    return blocks.stacked(s, layer)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -110,7 +105,8 @@ UNSAID = {
     "max_position_embeddings": 128000,
 }  # fmt: skip
 LFM2 = Architecture(
-    "lfm2", build, ("Lfm2ForCausalLM",), translate=translate, load=load, store=store, keys=keys,
+    "lfm2", blocks.Stack(layer), ("Lfm2ForCausalLM",), translate=translate, load=load,
+    store=store, keys=keys,
     fixed=SWIGLU, hf_defaults={**UNSAID, "block_auto_adjust_ff_dim": True},
     layer_names={
         "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output",

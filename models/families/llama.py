@@ -7,18 +7,13 @@ Sources: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 and 2024 (arX
 
 from dataclasses import replace
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig
 from ..hf_config import without_window
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a llama or mistral checkpoint."""
-    return blocks.stacked(s, layer)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -35,18 +30,20 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 
 LLAMA = Architecture(
-    "llama", build,
+    "llama", blocks.Stack(layer),
     ("LlamaForCausalLM", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     "normal", fixed=SWIGLU, translate=without_window, complete=complete,
 )  # fmt: skip
 MISTRAL = Architecture(
-    "mistral", build, ("MistralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,
+    "mistral", blocks.Stack(layer), ("MistralForCausalLM",), "normal", written_as="llama",
+    fixed=SWIGLU,
     hf_defaults={
         "sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072,
     },
 )  # fmt: skip
 MIXTRAL = Architecture(
-    "mixtral", build, ("MixtralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,
+    "mixtral", blocks.Stack(layer), ("MixtralForCausalLM",), "normal", written_as="llama",
+    fixed=SWIGLU,
     layer_names={"block_sparse_moe.gate": "ffn_gate_inp"}, complete=complete,
     hf_defaults={
         "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2,

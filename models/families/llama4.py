@@ -10,24 +10,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, ops
+from ggraph import ModelError, Tensor, ops
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, Tensors, changed, pairing_neighbours
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, layer_range
 from ..gguf_config import STEP, every
 from ..hf_config import GROWTH
 from ..rotation import rotate
+from ..step import Step
 
 PERIOD = 4
 STRETCH, GROWN = 8192, 0.1
 UNEVEN = 128  # experts of the model whose queries and keys are not normalised
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Llama 4 text model."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -155,7 +150,8 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 SHARED = "feed_forward.shared_expert"
 PARTS = {f"{part}_proj": part for part in ("gate", "up", "down")}
 LLAMA4 = Architecture(
-    "llama4", build, ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), "normal",
+    "llama4", blocks.Stack(layer), ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+    "normal",
     layer_names={
         **{f"feed_forward.{name}": f"ffn_{part}" for name, part in PARTS.items()},
         **{f"{SHARED}.{name}": f"ffn_{part}_shexp" for name, part in PARTS.items()},

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..architecture import SWIGLU, Architecture
+from ..blocks import Stack
 from ..config import DecoderConfig, Keys
 from ..hf_config import without_window
 from . import glm4_moe
-from .olmoe import build
+from .olmoe import layer
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -30,7 +31,7 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 
 MINIMAX_M2 = Architecture(
-    "minimax-m2", build, ("MiniMaxM2ForCausalLM",), translate=translate, complete=complete,
+    "minimax-m2", Stack(layer), ("MiniMaxM2ForCausalLM",), translate=translate, complete=complete,
     fixed={"hidden_act": SWIGLU["hidden_act"], "scoring_func": ("sigmoid",)},
     layer_names={
         "block_sparse_moe.gate": "ffn_gate_inp",

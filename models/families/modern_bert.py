@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor, ops
+from ggraph import Tensor, ops
 
 from .. import blocks
 from ..architecture import FUSED, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, Rope, layer_range
+from ..step import Step
 from ..vectors import vectors
 from .cohere import epsilon
 
@@ -23,12 +23,9 @@ BASE, LOCAL_BASE = 160000.0, 10000.0  # of rotations, the latter of windows
 PATTERN = "attention.sliding_window_pattern"
 
 
-def build(s: Step) -> Graph:
-    """The step graph of a ModernBERT checkpoint."""
-    x = blocks.layer_norm(s, blocks.embed(s), "token_embd_norm")  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        x = layer(s, x, i)
-    return vectors(s, blocks.layer_norm(s, x, "output_norm"))
+def begin(s: Step) -> Tensor:
+    """What the first layer takes: [T, E]."""
+    return blocks.layer_norm(s, blocks.embed(s), "token_embd_norm")
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -47,7 +44,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "layer_types": [f"{'sliding' if own else 'full'}_attention" for own in windows],
         **values,
-        "rms_norm_eps": k.real("norm_eps"), "sliding_window": k.integer("local_attention"),
+        "sliding_window": k.integer("local_attention"),
         "rope_theta": k.real("global_rope_theta"),
         "rope_local_base_freq": k.real("local_rope_theta"),
     }  # fmt: skip
@@ -73,7 +70,8 @@ def read(k: Keys, layers: int) -> Mapping[str, Any]:
 
 
 MODERN_BERT = Architecture(
-    "modern-bert", build, ("ModernBertModel", "ModernBertForMaskedLM"), causal=False,
+    "modern-bert", blocks.Stack(layer, blocks.layer_norm, begin, vectors),
+    ("ModernBertModel", "ModernBertForMaskedLM"), causal=False,
     layer_prefix=r"(?:model\.)?layers\.",
     layer_names={
         "attn_norm": "attn_norm", "attn.Wqkv": "attn_qkv", "attn.Wo": "attn_output",

@@ -11,22 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor, ops
+from ggraph import ModelError, Tensor, ops
 
 from .. import blocks, mamba2
 from ..architecture import Architecture
-from ..blocks import Step
 from ..config import SIGMOID, DecoderConfig, Keys
 from ..gguf_config import per_layer
 from ..hf_config import FEEDING
+from ..step import Step
 
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLDER = "mamba", "attention"  # names of the first two
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Nemotron-H checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -82,7 +77,6 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds, heads = _kinds(k), k.integer("mamba_num_heads")
     found = {
         **values, "layer_types": kinds, "num_hidden_layers": len(kinds),
-        "rms_norm_eps": k.real("layer_norm_epsilon"),
         "head_dim": k.integer("head_dim", k.integer("attention_head_dim", 128)),
         "linear_num_key_heads": k.integer("n_groups"),
         "linear_key_head_dim": k.integer("ssm_state_size"),
@@ -133,7 +127,8 @@ def keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 NEMOTRON_H = Architecture(
-    "nemotron_h", build, ("NemotronHForCausalLM",), translate=translate, complete=complete,
+    "nemotron_h", blocks.Stack(layer), ("NemotronHForCausalLM",), translate=translate,
+    complete=complete,
     sanitize=mamba2.sanitize, load=mamba2.load, store=mamba2.store, keys=keys, read=read,
     layer_prefix=r"(?:model|backbone)\.layers\.",
     layer_names={

@@ -9,21 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig, Keys, Rope
 from ..gguf_config import types_every
 from ..hf_config import without_window
+from ..step import Step
 
 PERIOD = 4  # of OLMo 3's full layers, where a file does not say
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an OLMo 2 checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int, qk_norm: str = "row") -> Tensor:
@@ -51,7 +46,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 OLMO2 = Architecture(
     "olmo2",
-    build,
+    blocks.Stack(layer),
     ("Olmo2ForCausalLM",),
     layer_names={
         "post_attention_layernorm": "post_attention_norm",

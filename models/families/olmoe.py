@@ -5,19 +5,14 @@ Source: Muennighoff et al. 2024 (arXiv 2409.02060); transformers `modeling_olmoe
 
 from dataclasses import replace
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig
 from ..hf_config import without_window
+from ..step import Step
 from .qwen2_moe import keys
-
-
-def build(s: Step) -> Graph:
-    """The step graph of an OLMoE checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -31,7 +26,7 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 
 OLMOE = Architecture(
-    "olmoe", build, ("OlmoeForCausalLM",), fixed={**SWIGLU, "clip_qkv": ()},
+    "olmoe", blocks.Stack(layer), ("OlmoeForCausalLM",), fixed={**SWIGLU, "clip_qkv": ()},
     translate=without_window, complete=complete, keys=keys,
     gguf_defaults={"expert_weights_norm": False},
     hf_defaults={

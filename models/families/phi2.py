@@ -5,23 +5,14 @@ Source: Gunasekar et al. 2023 (arXiv 2306.11644), Microsoft 2023, the Phi-2 rele
 `modeling_phi`; llama.cpp's `phi2.cpp`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import Architecture, untied
-from ..blocks import Step
-from ..config import Keys
 from ..hf_config import without_window
+from ..step import Step
 from . import gpt2
 from .cohere import epsilon
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Phi checkpoint."""
-    return blocks.stacked(s, layer, blocks.layer_norm)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -31,14 +22,9 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return s.asked(x, i) + mixed + gpt2.feed_forward(s, s.asked(normed, i), i)
 
 
-def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The epsilon under its usual name."""
-    small = Keys(values, "config.json").real("layer_norm_eps")
-    return {**without_window(values), "rms_norm_eps": small}
-
-
 PHI2 = Architecture(
-    "phi2", build, ("PhiForCausalLM",), translate=translate, store=untied, keys=epsilon,
+    "phi2", blocks.Stack(layer, blocks.layer_norm), ("PhiForCausalLM",), translate=without_window,
+    store=untied, keys=epsilon,
     layer_names={
         "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
     },

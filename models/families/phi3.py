@@ -4,11 +4,12 @@ Source: Abdin et al. 2024 (arXiv 2404.14219); transformers `modeling_phi3`.
 """
 
 from ..architecture import FUSED, SWIGLU, Architecture
-from .llama import build
+from ..blocks import Stack
+from .llama import layer
 
 PHI3 = Architecture(
     "phi3",
-    build,
+    Stack(layer),
     ("Phi3ForCausalLM",),
     layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     hf_defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},

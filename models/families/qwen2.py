@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..architecture import SWIGLU, Architecture
+from ..blocks import Stack
 from ..config import Keys, layer_range
-from .llama import build
+from .llama import layer
 
 WHOLE = 28  # layers that see everything before others slide, where the config does not say
 
@@ -35,7 +36,7 @@ def sliding(values: Mapping[str, Any], slides: Callable[[int, int], bool]) -> Ma
 
 
 QWEN2 = Architecture(
-    "qwen2", build, ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate,
+    "qwen2", Stack(layer), ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate,
     hf_defaults={
         "sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768,
     },

@@ -8,19 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, ModelError, Tensor
+from ggraph import ModelError, Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
 from ..config import DecoderConfig
+from ..step import Step
 from . import qwen35
 from .qwen2 import sliding
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Qwen2-MoE checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -49,7 +44,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 QWEN2_MOE = Architecture(
-    "qwen2moe", build, ("Qwen2MoeForCausalLM",), fixed=SWIGLU, layer_names=qwen35.SHARED_EXPERT,
+    "qwen2moe", blocks.Stack(layer), ("Qwen2MoeForCausalLM",), fixed=SWIGLU,
+    layer_names=qwen35.SHARED_EXPERT,
     translate=translate, complete=complete, load=qwen35.load, store=qwen35.store, keys=keys,
     gguf_defaults={"expert_weights_norm": False},
     hf_defaults={

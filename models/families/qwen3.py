@@ -6,17 +6,12 @@ Sources: Qwen team 2025 (arXiv 2505.09388); transformers `configuration_qwen3_vl
 
 from dataclasses import replace
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
-from ..blocks import Step
 from ..hf_config import without_window
+from ..step import Step
 from . import qwen2
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Qwen3 checkpoint, dense or with experts."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -25,7 +20,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 QWEN3 = replace(
-    qwen2.QWEN2, name="qwen3", build=build, hf=("Qwen3ForCausalLM",),
+    qwen2.QWEN2, name="qwen3", build=blocks.Stack(layer), hf=("Qwen3ForCausalLM",),
     hf_defaults={**qwen2.QWEN2.hf_defaults, "head_dim": 128},
 )  # fmt: skip
 QWEN3_VL = replace(

@@ -12,25 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, Tensor, ops
+from ggraph import Array, ModelError, Tensor, ops
 from ggraph.formats.lazy_array import columns_taken, row_numbers, taken
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, Tensors, changed, plain
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..gguf_config import every, types_every
 from ..recurrent import convolved, delta_net
+from ..step import Step
 from . import gemma2
 from .lfm2 import kernel
 
 SECTIONS = (11, 11, 10)  # of the released models, where the config does not say
 PERIOD = 4  # of layers with attention, where a file does not say
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Qwen3.5 checkpoint."""
-    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int, together: bool = False) -> Tensor:
@@ -208,7 +203,8 @@ NAMES = {
     "linear_attn.out_proj": "ssm_out", **SHARED_EXPERT,
 }  # fmt: skip
 QWEN35 = Architecture(
-    "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
+    "qwen35", blocks.Stack(layer), ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    layer_names=NAMES,
     complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
     fixed={"hidden_act": SWIGLU["hidden_act"]}, translate=translate,
     hf_defaults={

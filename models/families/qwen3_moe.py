@@ -13,10 +13,11 @@ from ggraph import ModelError
 from ggraph.formats.checkpoint import RawTensor
 
 from ..architecture import SWIGLU, Architecture, Tensors, changed
+from ..blocks import Stack
 from ..config import DecoderConfig
 from ..hf_config import without_window
 from . import qwen2
-from .qwen3 import build
+from .qwen3 import layer
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,7 +51,8 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 QWEN3_MOE = Architecture(
-    "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=translate, keys=keys,
+    "qwen3moe", Stack(layer), ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=translate,
+    keys=keys,
     hf_defaults={
         "num_experts_per_tok": 8, "sliding_window": 4096, "num_key_value_heads": 4,
         "max_position_embeddings": 32768, "intermediate_size": 6144, "moe_intermediate_size": 768,

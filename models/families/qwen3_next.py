@@ -12,21 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError
+from ggraph import Array, ModelError
 from ggraph.formats.lazy_array import taken
 
 from .. import blocks
 from ..architecture import Tensors, changed, together
-from ..blocks import Step
 from ..config import DecoderConfig
 from . import qwen35
 
 FUSED = {"ssm_in": ("attn_qkv", "attn_gate"), "ssm_ba": ("ssm_beta", "ssm_alpha")}
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Qwen3-Next checkpoint."""
-    return blocks.stacked(s, partial(qwen35.layer, together=True))
 
 
 def parts(c: DecoderConfig, role: str) -> tuple[Array, Array]:
@@ -90,7 +84,8 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 QWEN3_NEXT = replace(
-    qwen35.QWEN35_MOE, name="qwen3next", build=build, hf=("Qwen3NextForCausalLM",),
+    qwen35.QWEN35_MOE, name="qwen3next", build=blocks.Stack(partial(qwen35.layer, together=True)),
+    hf=("Qwen3NextForCausalLM",),
     layer_names={
         **qwen35.NAMES,
         "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba",

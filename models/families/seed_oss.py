@@ -3,16 +3,11 @@
 Source: ByteDance Seed 2025, the Seed-OSS release; transformers `modeling_seed_oss`.
 """
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture
-from ..blocks import Step
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a Seed-OSS checkpoint."""
-    return blocks.stacked(s, layer)
+from ..step import Step
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -22,7 +17,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 SEED_OSS = Architecture(
-    "seed_oss", build, ("SeedOssForCausalLM",), fixed=SWIGLU,
+    "seed_oss", blocks.Stack(layer), ("SeedOssForCausalLM",), fixed=SWIGLU,
     hf_defaults={"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 524288},
     layer_names={"post_attention_layernorm": "post_attention_norm"},
 )  # fmt: skip

@@ -10,9 +10,10 @@ from typing import Any
 from ggraph import ModelError
 
 from ..architecture import SWIGLU, Architecture
+from ..blocks import Stack
 from ..config import DecoderConfig, Keys
 from ..gguf_config import every
-from .llama import build
+from .llama import layer
 
 STEP = 4  # GGUF has no key for it: llama.cpp takes every fourth
 
@@ -43,7 +44,8 @@ def keys(c: DecoderConfig) -> dict[str, object]:
 
 
 SMOLLM3 = Architecture(
-    "smollm3", build, ("SmolLM3ForCausalLM",), "normal", translate=translate, complete=complete,
+    "smollm3", Stack(layer), ("SmolLM3ForCausalLM",), "normal", translate=translate,
+    complete=complete,
     keys=keys, fixed=SWIGLU,
     hf_defaults={"rope_theta": 2e6, "num_key_value_heads": 4, "max_position_embeddings": 32768},
 )  # fmt: skip

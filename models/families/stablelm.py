@@ -5,27 +5,20 @@ Sources: Bellagente et al. 2024 (arXiv 2402.17834); transformers `modeling_stabl
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, Tensor
+from ggraph import Tensor
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks
 from ..architecture import SWIGLU, Architecture, Tensors, changed
-from ..blocks import Step
-from ..config import DecoderConfig, Keys
+from ..config import DecoderConfig
 from ..hf_config import without_window
+from ..step import Step
 from .cohere import epsilon
 
 MOST_HEADS = 128  # whose norms are sought
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a StableLM checkpoint."""
-    return blocks.stacked(s, layer, blocks.layer_norm)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
@@ -36,12 +29,6 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     beside = not s.has(f"blk.{i}.ffn_norm.weight")
     fed = s.asked(normed, i) if beside else blocks.layer_norm(s, h, f"blk.{i}.ffn_norm")
     return h + blocks.swiglu(s, fed, i)
-
-
-def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The epsilon under its usual name."""
-    epsilon = Keys(values, "config.json").real("layer_norm_eps")
-    return {**without_window(values), "rms_norm_eps": epsilon}
 
 
 def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
@@ -61,7 +48,8 @@ def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 STABLELM = Architecture(
-    "stablelm", build, ("StableLmForCausalLM",), translate=translate, sanitize=sanitize,
+    "stablelm", blocks.Stack(layer, blocks.layer_norm), ("StableLmForCausalLM",),
+    translate=without_window, sanitize=sanitize,
     keys=epsilon, fixed={"hidden_act": SWIGLU["hidden_act"]},
     layer_names={
         f"self_attn.{part}_layernorm.norms.{head}": f"attn_{part}_norm.{head}"

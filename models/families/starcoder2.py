@@ -4,30 +4,16 @@ few. All layers slide, if any does.
 Source: Lozhkov et al. 2024 (arXiv 2402.19173); transformers `modeling_starcoder2`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from ggraph import Graph, dtypes
+from ggraph import dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from .. import blocks
 from ..architecture import Architecture, Tensors
-from ..blocks import Step
-from ..config import DecoderConfig, Keys
+from ..config import DecoderConfig
 from . import gpt2
 from .cohere import epsilon
-
-
-def build(s: Step) -> Graph:
-    """The step graph of a StarCoder 2 checkpoint."""
-    return blocks.stacked(s, gpt2.layer, blocks.layer_norm)
-
-
-def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The epsilon under its usual name."""
-    return {**values, "rms_norm_eps": Keys(values, "config.json").real("norm_epsilon")}
 
 
 def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
@@ -42,7 +28,8 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 STARCODER2 = Architecture(
-    "starcoder2", build, ("Starcoder2ForCausalLM",), translate=translate, store=store,
+    "starcoder2", blocks.Stack(gpt2.layer, blocks.layer_norm), ("Starcoder2ForCausalLM",),
+    store=store,
     keys=epsilon,
     layer_names={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
     fixed={"hidden_act": gpt2.TANH, "partial_rotary_factor": (1.0,)},

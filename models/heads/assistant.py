@@ -26,11 +26,11 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor, scale_name
 from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
-from ..blocks import Step
 from ..config import DecoderConfig
 from ..families import gemma2, gemma4
 from ..gguf_config import from_gguf
 from ..registry import Model, applied, completed, config_from_hf, sanitize, text_part
+from ..step import Step
 from .tried import attempt
 
 NAME = "gemma4-assistant"

@@ -28,12 +28,12 @@ from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
 from ..architecture import scales_apart
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..families import qwen3
 from ..gguf_config import from_gguf
 from ..hf_config import from_hf
 from ..registry import Model, applied, completed, sanitize
+from ..step import Step
 from .names import own_or_borrowed
 from .tried import attempt
 

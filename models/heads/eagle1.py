@@ -23,10 +23,10 @@ from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
 from ..architecture import scales_apart
-from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..hf_config import from_hf
 from ..registry import Model, completed
+from ..step import Step
 from .names import own_or_borrowed
 
 _NAMES = {

@@ -21,8 +21,8 @@ from ggraph.decode.draft.head import DraftShape
 from ggraph.formats.lazy_array import Storage
 
 from .. import blocks
-from ..blocks import Step
 from ..registry import ARCHITECTURES, Model
+from ..step import Step
 
 NEEDED = ("eh_proj", "enorm", "hnorm")
 

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from ggraph import Array
+from ggraph import Array, ModelError
 from ggraph.serving.encoder import Encoding, Read
 from ggraph.serving.text import Plain, Request, Text
 
-from ..pooling import Pooling, pooling_of
+from ..pooling import Pooling, longest_of, pooling_of
 from ..run.load import LoadedEncoder, Opened
 from .errors import TOO_LONG, Refused
 from .gaps import LETTERS_PER_TOKEN
@@ -64,6 +64,16 @@ class Reader:
         mean, which libraries of embeddings take then. ModelError for what is not made here."""
         return pooling_of(self.m.model.checkpoint, causal=self.m.model.causal) or "mean"
 
+    @cached_property
+    def longest(self) -> int | None:
+        """Tokens of a text or pair that are read of a longer one, as the model's files say; None
+        where they do not, or where the context ends before. Refused for no such number."""
+        try:
+            found = longest_of(self.m.model.checkpoint)
+        except ModelError as error:
+            raise Refused(str(error)) from None
+        return found if found is not None and found <= self.context else None
+
     def text_ids(
         self,
         prompt: str | Sequence[int],
@@ -72,17 +82,29 @@ class Reader:
         special: bool = False,
         complete: bool = False,
     ) -> list[int]:
-        """Token ids of a text, with what the vocabulary puts behind one that is `complete`, or ids
-        that were given in a field. Refused where they are none, or too many."""
+        """Token ids of a text, or ids that were given in a field. One that is `complete` has what
+        the vocabulary puts behind it, and is cut where `longest` says. Refused where they are none,
+        or too many."""
         if isinstance(prompt, str):
-            self.check_letters(len(prompt), param)
+            prompt = self.readable(prompt, param, self.longest if complete else None)
             ids = self.m.tokenizer.encode(prompt, special=special, bos=None, most=self.context)
-            ends = self.m.tokenizer.vocabulary.suffix if complete else ()
-            return self._fits([*ids, *ends], param)
+            if not complete:
+                return self._fits(ids, param)
+            ends = self.m.tokenizer.vocabulary.suffix
+            room = len(ids) if self.longest is None else max(self.longest - len(ends), 0)
+            return self._fits([*ids[:room], *ends], param)
         most = self.m.model.vocab_size
         if any(t >= most for t in prompt):
             raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)
         return self._fits(list(prompt), param)
+
+    def readable(self, text: str, param: str, longest: int | None) -> str:
+        """The text, or of one that is cut the letters that can be read. Refused where another has
+        more letters than fit."""
+        if longest is not None:
+            return text[: longest * LETTERS_PER_TOKEN]
+        self.check_letters(len(text), param)
+        return text
 
     def check_letters(self, count: int, param: str) -> None:
         """Refused where so many letters of a field cannot fit."""
@@ -142,14 +164,39 @@ class EncoderService(Reader):
         """The vector that the encoder has made, f64 [V]."""
         return text.features[0].astype(np.float64)
 
-    def pair_ids(self, first: Sequence[int], text: str, param: str) -> Read:
-        """A request that has two texts judged, of which the first is there as a whole. Refused as
-        for `text_ids`."""
-        self.check_letters(len(text), param)
+    def pairs(self, query: str, texts: Sequence[str]) -> list[Read]:
+        """Requests that have the query judged with each text. Of a pair the longer one is cut first
+        where `longest` says. Refused as for `text_ids`."""
         t, v = self.m.tokenizer, self.m.tokenizer.vocabulary
-        second = t.encode(text, bos=False, most=self.context)
-        ids = self._fits([*first, *v.between, *second, *v.suffix], param)
-        return Read(ids, Plain(_mute), 0, features=True, row=0, second=len(first))
+        lead, first = t.encode(""), self._inner(query, "query")
+        if self.longest is None:
+            self._fits([*lead, *first, *v.suffix], "query")
+        around, found = len(lead) + 2 * len(v.suffix) + len(v.between), []
+        for second in (self._inner(text, "documents") for text in texts):
+            a, b = len(first), len(second)
+            if self.longest is not None:
+                a, b = shares(a, b, max(self.longest - around, 0))
+            begun = [*lead, *first[:a], *v.suffix]
+            ids = self._fits([*begun, *v.between, *second[:b], *v.suffix], "documents")
+            found.append(Read(ids, Plain(_mute), 0, features=True, row=0, second=len(begun)))
+        return found
+
+    def _inner(self, text: str, param: str) -> list[int]:
+        """Token ids of one text of a pair."""
+        text = self.readable(text, param, self.longest)
+        return self.m.tokenizer.encode(text, bos=False, most=self.context)
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of two texts stay where both have `room`: the longer one is cut first, and
+    where both are cut it has the odd token, as the second of two that are as long.
+
+    Source: the `tokenizers` library, truncation "longest_first".
+    """
+    if first + second <= room:
+        return first, second
+    short = min(first, second, room // 2)
+    return (short, room - short) if first <= second else (room - short, short)
 
 
 def _mute(_: object) -> int:

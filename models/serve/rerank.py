@@ -20,8 +20,7 @@ def pairs_of(service: Reader, asked: RerankRequest) -> list[Read]:
     if not isinstance(service, EncoderService) or not service.m.model.scores:
         raise Refused(f"{service.name} is no reranker: it has no scores of pairs of texts")
     service.worker.check_room(len(asked.documents), "documents")
-    query = service.text_ids(asked.query, "query", complete=True)
-    return [service.pair_ids(query, text, "documents") for text in asked.texts]
+    return service.pairs(asked.query, asked.texts)
 
 
 async def reranked(listener: Listener, pairs: list[Read], asked: RerankRequest) -> dict[str, Any]:

@@ -28,21 +28,20 @@ from .parts import (
     descend,
     figures,
     frequent_ids,
+    fresh,
     is_held,
     length_of,
-    lesson_of,
-    net_config,
+    mean_loss,
     optimizer_of,
     packed,
     positions_of,
-    rate_at,
     tell,
     tells,
-    warm_start,
+    words_of,
 )  # fmt: skip
 from .round import Rounding
 from .start import grown, started
-from .steps import Batch, StepResult, Words, run_steps
+from .steps import Batch, StepResult, run_steps
 
 CHECKPOINT = "checkpoint.pt"
 HELD = 64  # texts for testing
@@ -103,10 +102,7 @@ def _begun(
             return net, ids
         return grown(net, ids, draft_ids(files, vocabulary, more, beside=ids), target.output)
     ids = draft_ids(files, vocabulary, options.draft_vocab)
-    net = DraftNet(net_config(target.model, len(taps), len(ids), options))
-    if options.warm_start:
-        warm_start(net, target, ids)
-    return net, ids
+    return fresh(target, len(taps), ids, options), ids
 
 
 def draft_ids(
@@ -165,8 +161,7 @@ class _Run:
     report: Report | None
 
     def __post_init__(self) -> None:
-        arrays = (self.target.embedding, self.target.output, np.asarray(self.ids, np.int64))
-        self.words = Words.of(*(torch.from_numpy(a).to(self.device) for a in arrays))
+        self.words = words_of(self.target, self.ids, self.device)
         kind = self.options.rounding
         self.rounding = Rounding(self.state.net, kind) if kind is not None else None
 
@@ -209,18 +204,10 @@ class _Run:
     def _batch(self, texts: Sequence[Text], done: float) -> float:
         """One optimiser step after a share `done`; the mean loss of the first draft position."""
         o, net = self.options, self.state.net
-        steps = 1 if done < o.single else o.steps
-        for group in self.state.optimizer.param_groups:
-            group["lr"] = rate_at(done, o)
-        seed = o.seed, self.state.batches
-        batch = batch_of(texts, o.steps, self.device, prompts=o.prompts, seed=seed)
-        if self.rounding is not None:
-            self.rounding.apply()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            lesson = lesson_of(o, self.state.batches)
-            results = run_steps(net, batch, self.words, steps, lesson)
-        descend(net, self.state.optimizer, results, o, self.rounding)
-        return float(results[0].loss.detach()) / max(1, results[0].count)
+        number = self.state.batches
+        batch = batch_of(texts, o.steps, self.device, prompts=o.prompts, seed=(o.seed, number))
+        optimizer, rounding = self.state.optimizer, self.rounding
+        return mean_loss(descend(net, optimizer, batch, self.words, o, done, number, rounding))
 
     def tested(self, held: Sequence[Text]) -> tuple[float, list[float]]:
         """Accepted length and hit rates on held-out answers."""

@@ -24,19 +24,19 @@ from .parts import (
     descend,
     figures,
     frequent_ids,
+    fresh,
     is_held,
     length_of,
-    lesson_of,
-    net_config,
+    mean_loss,
     optimizer_of,
     packed,
     positions_of,
-    rate_at,
+    stepped,
     tell,
     tells,
-    warm_start,
+    words_of,
 )  # fmt: skip
-from .steps import WHOLE, Batch, Lesson, StepResult, Words, run_steps
+from .steps import Batch, Words
 from .target import TorchTarget, Writing, write_texts
 
 SORTED = 64  # batches whose texts are sorted by length together
@@ -116,17 +116,11 @@ class OnlineTraining:
             raise InputError(f"{len(self.texts)} texts are too few: none is left for testing")
         torch.manual_seed(o.seed)
         ids = frequent_ids(learnt, model.vocab_size, o.draft_vocab or model.vocab_size)
-        net = DraftNet(net_config(model, len(self.taps), len(ids), o))
-        if o.warm_start:
-            warm_start(net, self.target, ids)
+        net = fresh(self.target, len(self.taps), ids, o)
         if state is not None:
             net.load_state_dict(state)
         net.to(self.device)
-        embedding, output = (
-            torch.from_numpy(a).to(self.device) for a in (self.target.embedding, self.target.output)
-        )
-        words = Words.of(embedding, output, torch.from_numpy(ids).to(self.device))
-        self._run(net, words, learnt, held)
+        self._run(net, words_of(self.target, ids, self.device), learnt, held)
         return net, ids
 
     def _run(
@@ -140,19 +134,13 @@ class OnlineTraining:
             done = (time.perf_counter() - begun) / budget
             if done >= 1:
                 break
-            for group in optimizer.param_groups:
-                group["lr"] = rate_at(done, o)
-            steps = 1 if done < o.single else o.steps
             batch = self._batch(texts, o.prompts, (o.seed, number))
-            results = self._stepped(net, words, batch, steps, lesson_of(o, number))
-            descend(net, optimizer, results, o)
+            first = descend(net, optimizer, batch, words, o, done, number)
             seen += sum(map(length_of, texts))
             if time.perf_counter() - told > self.online.tell_seconds:
                 told = time.perf_counter()
-                loss = float(results[0].loss.detach()) / max(1, results[0].count)
-                self._tell(
-                    {"tokens": seen, "loss": round(loss, 4), **self.tested(net, words, held)}
-                )
+                told_of = {"tokens": seen, "loss": round(mean_loss(first), 4)}
+                self._tell({**told_of, **self.tested(net, words, held)})
         self._tell({"tokens": seen, **self.tested(net, words, held)})
 
     def _batches(self, texts: Sequence[Text]) -> Iterator[list[Text]]:
@@ -166,12 +154,6 @@ class OnlineTraining:
                 batches = list(packed(some, self.options.batch_tokens))
                 for i in r.permutation(len(batches)):
                     yield batches[i]
-
-    def _stepped(
-        self, net: DraftNet, words: Words, batch: Batch, steps: int, lesson: Lesson
-    ) -> list[StepResult]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return run_steps(net, batch, words, steps, lesson)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _batch(
@@ -194,7 +176,7 @@ class OnlineTraining:
     def tested(self, net: DraftNet, words: Words, held: Sequence[Text]) -> dict[str, Any]:
         """Accepted length (bonus counted) and hit rates on the answers of held-out texts."""
         results = [
-            self._stepped(net, words, self._batch(texts), self.options.steps, WHOLE)
+            stepped(net, self._batch(texts), words, self.options.steps)
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens)
         ]
         length, hits = figures(results)

@@ -19,7 +19,7 @@ from ..registry import Model
 from .data import Text
 from .net import DraftNet, NetConfig
 from .round import Rounding, check_kind
-from .steps import Lesson, StepResult, accepted_lengths
+from .steps import WHOLE, Batch, Lesson, StepResult, Words, accepted_lengths, run_steps
 
 LOG = "training.jsonl"
 LOSSES = ("ce", "kl", "hard")
@@ -96,6 +96,20 @@ class Target:
         embedding = model.catalogue["token_embd.weight"].float32()
         output = model.catalogue.get("output.weight")
         return cls(model, embedding, embedding if output is None else output.float32())
+
+
+def fresh(target: Target, taps: int, ids: Array, options: TrainOptions) -> DraftNet:
+    """A head before its first step, over the target ids [W]."""
+    net = DraftNet(net_config(target.model, taps, len(ids), options))
+    if options.warm_start:
+        warm_start(net, target, ids)
+    return net
+
+
+def words_of(target: Target, ids: Array, device: Any) -> Words:
+    """The target's tables and the head's ids [W], on the device."""
+    arrays = (target.embedding, target.output, np.asarray(ids, np.int64))
+    return Words.of(*(torch.from_numpy(a).to(device) for a in arrays))
 
 
 def net_config(model: Model, taps: int, vocabulary: int, options: TrainOptions) -> NetConfig:
@@ -184,15 +198,33 @@ def tells(t: Text) -> bool:
     return t.prompt_length + 1 < len(t.tokens)
 
 
+def stepped(
+    net: DraftNet, batch: Batch, words: Words, steps: int, lesson: Lesson = WHOLE
+) -> list[StepResult]:
+    """What so many steps give; on a GPU their products are in bfloat16."""
+    kind = batch.features.device.type
+    with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        return run_steps(net, batch, words, steps, lesson)
+
+
 def descend(
     net: DraftNet,
     optimizer: Any,
-    results: Sequence[StepResult],
+    batch: Batch,
+    words: Words,
     o: TrainOptions,
+    done: float,
+    number: int,
     rounding: Rounding | None = None,
-) -> None:
-    """One optimiser step on the steps' mean losses, later steps weighing less. What was rounded
-    for them is exact again before it moves."""
+) -> StepResult:
+    """One optimiser step after a share `done` of the training, on the batch of that number and the
+    steps' mean losses, later steps weighing less: the first step's result. What is rounded for them
+    is exact again before it moves."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate_at(done, o)
+    if rounding is not None:
+        rounding.apply()
+    results = stepped(net, batch, words, 1 if done < o.single else o.steps, lesson_of(o, number))
     weighted = [o.step_weight**i * r.loss / max(1, r.count) for i, r in enumerate(results)]
     optimizer.zero_grad(set_to_none=True)
     torch.stack(weighted).sum().backward()
@@ -200,6 +232,12 @@ def descend(
         rounding.restore()
     torch.nn.utils.clip_grad_norm_(net.parameters(), o.clip)
     optimizer.step()
+    return results[0]
+
+
+def mean_loss(result: StepResult) -> float:
+    """Of each position."""
+    return float(result.loss.detach()) / max(1, result.count)
 
 
 def figures(results: Sequence[Sequence[StepResult]]) -> tuple[float, list[float]]:

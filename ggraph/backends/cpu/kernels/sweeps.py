@@ -44,7 +44,8 @@ from ggraph.backends.cpu.kernels.states import (
 from ggraph.backends.cpu.runtime.pages import LINE
 from ggraph.backends.cpu.runtime.taking import Taking
 
-MAX_HEAD = 512  # numbers per head
+MAX_HEAD = 512  # numbers of a value's head
+MAX_KEY = 640  # of a query's and a key's: MPNet's 64 and one for each of 512 positions
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
 SEVERAL = 12  # queries from which on sharing keys costs less than doing rows alone
 AT_ONCE = {
@@ -98,7 +99,7 @@ def whole_rows(k: Kernel, kind: str) -> None:
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
     scores = k.scratch(spare * CHUNK * 4)
     states, parts = (k.scratch(QUERIES * STATE) for _ in range(2))
-    keys = k.scratch(max(MAX_HEAD * VECTORS, CHUNK * WIDTH) * lanes * 4)
+    keys = k.scratch(max(MAX_KEY * VECTORS, CHUNK * WIDTH) * lanes * 4)
     part = k.scratch(AT_ONCE[lanes] * WIDTH * lanes * 4)
     memory = addresses, lengths, factors, scores, states, keys, part, parts
     fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)

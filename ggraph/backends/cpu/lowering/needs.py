@@ -16,7 +16,7 @@ from ggraph.backends.cpu.kernels import attention, cache, courses, gated, recurr
 from ggraph.backends.cpu.kernels.elements import FLOATS
 from ggraph.backends.cpu.kernels.elementwise import UNITS
 from ggraph.backends.cpu.kernels.slots import list_bytes
-from ggraph.backends.cpu.kernels.sweeps import MAX_HEAD
+from ggraph.backends.cpu.kernels.sweeps import MAX_HEAD, MAX_KEY
 from ggraph.backends.cpu.kernels.tiles import (
     LAYOUTS,
     FloatLayout,
@@ -231,10 +231,10 @@ def attends(t: Tensor) -> bool:
         return False
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
         return False
-    dims = q.shape[2], v.shape[2]
+    fit = q.shape[2] <= MAX_KEY and v.shape[2] <= MAX_HEAD
     whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
     whole = whole and all(s.is_contiguous for s in rest[bool(attrs["has_mask"]) :])
-    return whole and all(d % 8 == 0 and d <= MAX_HEAD for d in dims)
+    return whole and fit and q.shape[2] % 8 == v.shape[2] % 8 == 0
 
 
 def attends_plainly(t: Tensor) -> bool:
