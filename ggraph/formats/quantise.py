@@ -10,8 +10,7 @@ with blocks of 32 are fitted, too.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +40,12 @@ from ggraph.env import thread_count
 from ggraph.errors import FormatError
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 from ggraph.formats.ternary import write_tq1_0, write_tq2_0
+from ggraph.lazy import lazy
+
+if TYPE_CHECKING:
+    from concurrent import futures
+else:
+    futures = lazy("concurrent.futures")
 
 Array = np.ndarray[Any, Any]
 Weights = Array | None  # of a value's squared error; None: all alike
@@ -80,7 +85,7 @@ def quantize(values: Array, dtype: DType, importance: Array | None = None) -> Ar
             else:
                 out[part] = _ROUNDED[dtype](blocks[part])
 
-    with ThreadPoolExecutor(thread_count()) as pool:  # NumPy's loops hold no lock
+    with futures.ThreadPoolExecutor(thread_count()) as pool:  # NumPy's loops hold no lock
         list(pool.map(write, range(0, len(blocks), size)))
     return out.reshape(*values.shape[:-1], dtype.row_bytes(values.shape[-1]))
 
