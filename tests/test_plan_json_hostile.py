@@ -1,5 +1,6 @@
 """Plans from strangers: texts that want the memory, the terminal, or the page."""
 
+import gzip
 import io
 import json
 import random
@@ -21,9 +22,11 @@ from ggraph.json_parts import Parts
 from ggraph.plan import Access, Actor, Buffer, Command, Do, Plan, Region, Value
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.record.causes import diagnose
+from ggraph.record.iree import plan_from_iree
 from ggraph.show_html import plan_html
-from ggraph.verify import Certificate, CounterExample, Rejected, examine, pairs, races
+from ggraph.verify import Certificate, CounterExample, Rejected, examine, pairs, races, verify
 from models.cli.app import app
+from models.cli.common import complain
 
 RUN = CliRunner()
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "llama_cpp_qkv_streams.json"
@@ -112,6 +115,25 @@ def test_no_control_character_reaches_an_error(key: str) -> None:
     with pytest.raises(FormatError) as error:
         plan_from_json(json.dumps(document))
     assert str(error.value).isprintable()
+
+
+def test_no_control_character_of_an_error_reaches_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What other compilers dump stands in errors as it is; a refusal has lines of its own."""
+    recorded = Path(__file__).parent / "recorded" / "four_products.dump.mlir.gz"
+    dump = gzip.decompress(recorded.read_bytes()).decode()
+    with pytest.raises(FormatError) as error:
+        plan_from_iree(dump.replace("stream.cmd.dispatch", f"stream.cmd{EVIL}"))
+    complain(error.value)
+    said = capsys.readouterr().err
+    assert said.startswith("ggraph: iree: @main") and said[:-1].isprintable()
+    with pytest.raises(Rejected) as refused:
+        verify(plan_from_json(json.dumps(poisoned())))
+    complain(refused.value)
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("ggraph: race: ") and len(rest) > 3
+    assert all(line.isprintable() for line in (first, *rest))
 
 
 def test_every_text_of_a_verdict_is_lines_of_printable_characters() -> None:
