@@ -351,6 +351,26 @@ def test_a_meaning_cannot_change_what_others_read() -> None:
             session.run("k", feeds)
 
 
+def test_a_meaning_that_raises_in_a_run_says_which_tensor_it_computes() -> None:
+    def small(x: Array) -> Array:
+        if x.max() > 9:
+            raise ArithmeticError("too large")
+        y: Array = np.sort(x, -1)
+        return y
+
+    op = register_op("small", small, examples=SMALL[:1])
+    x = input("x", (3, 5))
+    graph = Graph.of({"y": op(op(x, name="first") + 9, name="second")})
+    feeds = {"x": np.ones((3, 5), np.float32)}
+    sessions = [Session({device: open_backend(device)}) for device in ("cpu", "sim0")]
+    for session in sessions:
+        session.prepare("k", graph)
+    for run in (*(lambda s=s: s.run("k", feeds) for s in sessions), lambda: evaluate(graph, feeds)):
+        with pytest.raises(ArithmeticError, match="too large") as error:
+            run()
+        assert error.value.__notes__ == ["computing %y: f32[3, 5] = small(%scale_2) -> out"]
+
+
 def fresh(x: Array) -> Array:
     y = x.copy()
     y[:1] = 0
