@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from ggraph.door import fit
 from ggraph.errors import InputError, PlaceError, shown
+from ggraph.strides import MAX_BYTES
 from ggraph.tensor import Tensor
 
 HOST = "host"
@@ -105,14 +107,22 @@ class DeviceSpec:
         fit(self, PlaceError)
         if self.alignment < 1 or self.alignment & (self.alignment - 1):
             raise PlaceError(f"{self.name}: alignment {self.alignment} is not a power of two")
-        if min(self.memory_bytes, self.max_buffer_bytes) < 0:
-            sizes = f"memory_bytes {self.memory_bytes}, max_buffer_bytes {self.max_buffer_bytes}"
-            raise PlaceError(f"{self.name}: {sizes}: expected 0 or more")
+        sizes = (self.memory_bytes, self.max_buffer_bytes, self.alignment)
+        if min(sizes) < 0 or max(sizes) > MAX_BYTES:
+            told = "memory_bytes {}, max_buffer_bytes {}, alignment {}".format(*sizes)
+            raise PlaceError(f"{self.name}: {told}: expected 0 or more, at most {MAX_BYTES}")
         if self.name == HOST or not self.name:
             raise PlaceError(f"a device cannot be called {self.name!r}")
         if self.streams < 1 or self.copy_streams < 0:
             raise PlaceError(
                 f"{self.name}: {self.streams} streams, {self.copy_streams} copy streams"
+            )
+        rates = (self.flops_per_s, self.bytes_per_s, self.link_bytes_per_s)
+        costs = (self.peer_bytes_per_s, self.launch_s, self.offload_rows)  # of which 0 has a sense
+        if not (all(0 < x < inf for x in rates) and all(0 <= x < inf for x in costs)):
+            raise PlaceError(
+                f"{self.name}: flops, bytes and link bytes per second {rates}: expected more than "
+                f"0; peer bytes per second, launch_s and offload_rows {costs}: 0 or more"
             )
 
     def supports(self, t: Tensor) -> bool:

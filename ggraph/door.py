@@ -313,14 +313,19 @@ def checked(
             return False
         return not gathers
 
-    def admit(name: str, value: Any) -> Any:
-        kind, expected, check, is_walked = known[name]
+    def pass_on(name: str, value: Any, expected: str, check: Check) -> Any:
         try:
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                return tuple(map(check, value))
-            value = value if kind is inspect.Parameter.VAR_KEYWORD else check(value)
+            return check(value)
         except (TypeError, ValueError, OverflowError):
             raise error(f"{called}: {name}={shown(value)}: expected {expected}") from None
+
+    def admit(name: str, value: Any) -> Any:
+        kind, expected, check, is_walked = known[name]
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            return {key: pass_on(key, one, expected, check) for key, one in value.items()}
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple([pass_on(name, one, expected, check) for one in value])
+        value = pass_on(name, value, expected, check)
         for record in value if isinstance(value, tuple) else (value,):
             if is_walked and _is_asked(record.__class__) and (found := unfit(record)):
                 where, got, wanted = found

@@ -6,8 +6,10 @@ meaning is one of elements, reductions or views, the CPU's kernel is made from i
 """
 
 import ctypes
+import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from ggraph.lazy import lazy
 from ggraph.ops.evaluate import read_only
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
-from ggraph.ops.rules import expect, rule
+from ggraph.ops.rules import WORDS, expect, rule
 from ggraph.tensor import (
     OPS,
     Array,
@@ -72,8 +74,8 @@ def register_op(
     other types, or with gaps, the op goes to another device.
     `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
     or no identifier, there is no example, the meaning fails on one, writes into a source there or
-    gives another shape, `kernel` is no C function, the source declares no such kernel, or an op
-    with a kernel of its own may work in place.
+    gives another shape, `inplace` or `overwrites` names no source, `kernel` is no C function, the
+    source declares no such kernel, or an op with a kernel of its own may work in place.
     """
     if not name.isidentifier():
         raise GraphError(f"op {name!r}: expected a name of letters, digits and underscores")
@@ -96,12 +98,26 @@ def register_op(
         cuda=cuda,
     )
     _register(spec)
+    return _function(spec)
+
+
+def _function(spec: OpSpec) -> Callable[..., Tensor]:
+    """What builds the op's result: it takes what the meaning takes, tensors in arrays' place."""
+    try:
+        taken = inspect.signature(spec.reference)
+    except (TypeError, ValueError):  # some functions of C have none
+        taken = inspect.signature(lambda *_, **__: None)
 
     def build(*sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
+        try:
+            taken.bind(*sources, **attrs)
+        except TypeError as error:
+            raise TypeError(f"{spec.name}({', '.join(taken.parameters)}): {error}") from None
         return apply(spec.name, *sources, name=name, **attrs)
 
-    build.__name__, build.__doc__ = name, spec.doc
-    return build
+    build.__name__ = build.__qualname__ = spec.name
+    build.__doc__ = spec.doc
+    return checked(build, ShapeError, WORDS)
 
 
 def _register(spec: OpSpec) -> None:
@@ -135,15 +151,23 @@ def _held_to(name: str, rule: Rule) -> Rule:
         if not isinstance(found, Meta):
             raise ShapeError(f"{name}: the rule for shapes gives {shown(found)}, expected a Meta")
         fit(found, ShapeError)
-        return found
+        return replace(found, shape=tuple(map(int, found.shape)))  # NumPy's numbers print otherwise
 
     return infer
 
 
 def _try(spec: OpSpec) -> None:
     """GraphError where the meaning fails on an example, as where it writes into what the op does
-    not overwrite, or gives anything but an array of the shape that the rule says."""
+    not overwrite, or gives anything but an array of the shape that the rule says; and where the
+    record speaks of a source that is none."""
     for i, example in enumerate(spec.examples):
+        overwritten = () if spec.overwrites is None else (spec.overwrites,)
+        for what, slots in (("inplace", spec.inplace_ok), ("overwrites", overwritten)):
+            if not all(0 <= slot < len(example.args) for slot in slots):
+                raise GraphError(
+                    f"op {spec.name!r}: {what}={', '.join(map(str, slots))}: there is no source of "
+                    f"that number in example {i}, which has {len(example.args)}"
+                )
         y = build_example(spec, example)
         fed = [a.copy() for a in feeds(spec, example).values()]
         fed = [a if slot == spec.overwrites else read_only(a) for slot, a in enumerate(fed)]

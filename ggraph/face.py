@@ -261,7 +261,7 @@ class Face:
             raise ShapeError(f"{self!r}: keepdims={shown(keepdims)}: expected True or False")
         n = len(self.shape)
         given = range(n) if axis is None else _wholes((axis,), "axis", self)
-        axes = tuple(sorted({a + n if a < 0 else a for a in given}))
+        axes = tuple(sorted([a + n if a < 0 else a for a in given]))
         found = self._op("reduce", self, kind=kind, axes=axes)
         shape = tuple(1 if i in axes else s for i, s in enumerate(self.shape))
         if keepdims or not axes:

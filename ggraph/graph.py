@@ -236,7 +236,7 @@ def _renewed(
     `new` that have become others."""
     root = t.view_src
     if root is not None and root not in new:
-        raise GraphError(f"{line(t)} shows bytes of %{root.name}, which is no source")
+        raise GraphError(f"{line(t)} shows bytes of {root.label}, which is no source")
     same = name == t.name and is_output is t.is_output and root not in moved
     if same and moved.isdisjoint(t.sources):
         return t

@@ -387,6 +387,6 @@ def check_overwrite(t: Tensor) -> None:
     for i, s in enumerate(t.sources):
         if s.root is old.root and s.nbytes and i != at:
             raise GraphError(
-                f"{line(t)}: source {i} (%{s.name}) shows bytes of %{old.root.name}, which "
+                f"{line(t)}: source {i} ({s.label}) shows bytes of {old.root.label}, which "
                 f"{t.op} overwrites; give it a copy: cont(..)"
             )

@@ -3,7 +3,7 @@
 from ggraph.testing import check_op, check_plan
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from ggraph.ops import examples
 from ggraph.ops.evaluate import evaluate, to_logical, to_storage
 from ggraph.pipeline import Options
 from ggraph.session import Session
-from ggraph.tensor import OPS, Array, Example, Kind, OpSpec
+from ggraph.tensor import OPS, Array, Example, Kind, OpSpec, Tensor
 
 
 class Differs(GgraphError):
@@ -42,14 +42,16 @@ def check_op(name: str, devices: Sequence[str] = ("cpu", "sim0")) -> tuple[Check
     """Run every example of an op on every device, and hold its declarations to the truth.
 
     Raises Differs where a result has another shape, is further from the reference than the
-    example's tolerance, or where the reference writes into a source that it does not overwrite.
-    InputError where no op of that name is registered.
+    example's tolerance, in place of each source that it may replace too; where the reference writes
+    into a source that it does not overwrite; or where elements of an `elementwise` op hang on
+    others. InputError where no op of that name is registered.
     """
     if name not in OPS:
         raise InputError(f"check_op: no op is named {name!r}")
     spec, found = OPS[name], []
     for i, example in enumerate(spec.examples):
         _keeps_sources(spec, i, example)
+        _keeps_elements(spec, i, example)
         found += [_run_example(spec, i, example, device) for device in devices]
     return tuple(found)
 
@@ -67,17 +69,42 @@ def _keeps_sources(spec: OpSpec, i: int, example: Example) -> None:
         raise Differs(f"{spec.name}, example {i}: shape {wanted}, reference {result.shape}")
 
 
-def _run_example(spec: OpSpec, i: int, example: Example, device: str) -> Checked:
-    t = examples.build(spec, example)
-    graph, feeds = Graph.of({"y": t}), examples.feeds(spec, example)
+def _keeps_elements(spec: OpSpec, i: int, example: Example) -> None:
+    """Where half of the elements of the sources are others, the rest of the result is the same."""
+    y = examples.build(spec, example)
+    if not spec.elementwise or not y.size:
+        return
+    one, two = (examples.feeds(spec, example, seed).values() for seed in (0, 1))
+    stays = np.random.default_rng(0).random(y.shape) < 0.5
+    pairs = zip(one, two, strict=True)
+    mixed = [np.where(stays, a, b) if a.shape == y.shape else a for a, b in pairs]
     with np.errstate(all="ignore"):
-        want = evaluate(graph, feeds)["y"]
-    backend = open_backend(device)
-    got = _run(graph, feeds, {device: backend})["y"]
-    error = _difference(got, want)
-    if not error <= example.tolerance:
-        raise Differs(f"{spec.name}, example {i} on {device}: off by {error:.3g} of the largest")
-    return Checked(spec.name, i, device, error, backend.spec.compiled(t))
+        want, got = (spec.reference(*map(np.copy, a), **example.attrs) for a in (one, mixed))
+    if not _difference(got[stays], want[stays]) <= example.tolerance:
+        raise Differs(f"{spec.name}, example {i}: not elementwise: an element hangs on others")
+
+
+def _run_example(spec: OpSpec, i: int, example: Example, device: str) -> Checked:
+    t, feeds = examples.build(spec, example), examples.feeds(spec, example)
+    errors = []
+    for over, graph in _graphs(t):
+        with np.errstate(all="ignore"):
+            want = evaluate(graph, feeds)["y"]
+        errors.append(_difference(_run(graph, feeds, {device: open_backend(device)})["y"], want))
+        if not errors[-1] <= example.tolerance:
+            off = f"off by {errors[-1]:.3g} of the largest"
+            raise Differs(f"{spec.name}, example {i} on {device}{over}: {off}")
+    return Checked(spec.name, i, device, max(errors), open_backend(device).spec.compiled(t))
+
+
+def _graphs(t: Tensor) -> Iterator[tuple[str, Graph]]:
+    """The op alone; and for each source whose bytes its result may replace, with all others whole
+    when the run ends, so that it is this one's that are free."""
+    yield "", Graph.of({"y": t})
+    slots = t.spec.inplace_ok if t.spec is not None and len(t.sources) > 1 else ()
+    for slot in slots:
+        others = {s.name: s for i, s in enumerate(t.sources) if i != slot}
+        yield f" in place of source {slot}", Graph.of({"y": t, **others})
 
 
 def _run(

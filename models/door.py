@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ggraph import ModelError
 from ggraph.door import checked
-from ggraph.errors import shown
+from ggraph.errors import printable, shown
 from ggraph.lazy import lazy
 
 from .architecture import Architecture
@@ -46,7 +46,7 @@ def open_arch_file(path: str | Path) -> list[Architecture]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ModelError(f"no architecture file at {path}")
+        raise ModelError(f"no architecture file at {printable(str(path))}")
     spec = importlib.util.spec_from_file_location(f"architecture_{path.stem}", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)

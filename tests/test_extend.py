@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import Array, Graph, Session, input, open_backend, ops, register_op
-from ggraph.dtype import ALL, Q8_0, DType
-from ggraph.errors import GgraphError, GraphError
+from ggraph.dtype import ALL, I32, Q8_0, DType
+from ggraph.errors import GgraphError, GraphError, ShapeError
 from ggraph.extend import address_of, load_installed
 from ggraph.ops.evaluate import evaluate, to_logical, to_storage
 from ggraph.ops.rules import same_shape
@@ -259,6 +259,77 @@ def test_a_record_that_does_not_hold_is_told() -> None:
         register_op("bare", mish, examples=())
 
 
+PAIR = (Example((Arg((4, 5)), Arg((4, 5)))),)
+LIES: dict[str, tuple[Callable[..., Array], dict[str, object]]] = {
+    "whole": (lambda x: x - x.mean(), {"elementwise": True}),
+    "turned": (lambda x: x[::-1] * 1, {"elementwise": True}),
+    "sorted": (lambda x: np.sort(x, -1), {"elementwise": True}),
+    "other": (lambda x, y: x + y[::-1], {"elementwise": True, "inplace": (0,)}),
+    "first": (lambda x, y: x[::-1] + y, {"inplace": (0,)}),
+    "second": (lambda x, y: x + y[::-1] * 2, {"inplace": (0, 1)}),
+    "either": (lambda x, y: x[::-1] + y[::-1], {"inplace": (0, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_each_promise_of_a_record_is_held_to_the_truth(name: str) -> None:
+    """Planning believes them: a result was put over what its kernel had still to read."""
+    meaning, promises = LIES[name]
+    examples = SMALL[:1] if len(inspect.signature(meaning).parameters) == 1 else PAIR
+    register_op(name, meaning, examples=examples, **promises)  # type: ignore[arg-type]
+    with pytest.raises(Differs, match=f"{name}, example 0"):
+        check_op(name)
+
+
+def test_promises_that_hold_pass() -> None:
+    """A source that repeats stays as it is, and a result in place is tried over each source."""
+    args = Arg((4, 5)), Arg((5,)), Arg((4, 5), I32, "ids:4")
+    register_op(
+        "kept", lambda x, row, n: np.where(n > 1, x * row, -x), examples=[Example(args)],
+        elementwise=True, inplace=(0,),
+    )  # fmt: skip
+    register_op("sums", lambda x, y: x + 2 * y, examples=PAIR, elementwise=True, inplace=(0, 1))
+    register_op("rows", lambda x: x - x.mean(-1, keepdims=True), examples=SMALL[::2], inplace=(0,))
+    assert all(c.error < 1e-6 for name in ("kept", "sums", "rows") for c in check_op(name))
+
+
+@pytest.mark.parametrize("slots", [{"inplace": (2,)}, {"inplace": (-1,)}, {"overwrites": 2},
+                                   {"overwrites": -1}])  # fmt: skip
+def test_a_promise_about_no_source_is_refused(slots: dict[str, object]) -> None:
+    with pytest.raises(GraphError, match=r"op 'none': (inplace|overwrites)=.*no source.*example 0"):
+        register_op("none", np.add, examples=PAIR, **slots)  # type: ignore[arg-type]
+    assert "none" not in OPS
+
+
+def test_a_call_of_an_op_is_held_against_its_meaning() -> None:
+    """Where it is written, not where a session plans it, and in the words of other ops."""
+    op = register_op(
+        "own", lambda x, *, by=(1,): x + sum(by), examples=SMALL,
+        shape=lambda sources, attrs: Meta(sources[0].shape),
+    )  # fmt: skip
+    x = input("x", (3, 5))
+    for odd in (3, None, "x", np.ones((3, 5)), [x]):
+        with pytest.raises(ShapeError, match=r"own: sources=.*: expected a tensor \(feed"):
+            op(odd)
+    for odd in ({}, len, np.ones(3), ["a"]):
+        with pytest.raises(ShapeError, match=r"own: by=.*: expected a whole number or"):
+            op(x, by=odd)
+    with pytest.raises(ShapeError, match=r"own: name=3: expected a string"):
+        op(x, name=3)
+    for call in (lambda: op(), lambda: op(x, x), lambda: op(x, to=1)):
+        with pytest.raises(TypeError, match=r"^own\(x, by\): "):
+            call()
+    assert op(x, by=[np.int64(1), 2]).attrs == {"by": (1, 2)}
+    assert type(op(x, by=np.float32(2)).attrs["by"]) is float
+    plain = register_op("plain", np.positive, examples=SMALL)  # whose signature nobody knows
+    assert plain(x).shape == (3, 5)
+    doubled = register_op(
+        "doubled", lambda x: np.repeat(x, 2, 0), examples=SMALL[:1],
+        shape=lambda sources, attrs: Meta((np.int64(2 * sources[0].shape[0]), 5)),
+    )  # fmt: skip
+    assert repr(doubled(x)) == "%?: f32[6, 5] = doubled(%x)"
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a-b", "a%", "1st"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(GraphError, match="expected a name of letters, digits and underscores"):
@@ -278,6 +349,26 @@ def test_a_meaning_cannot_change_what_others_read() -> None:
             session = Session({device: open_backend(device)})
             session.prepare("k", graph)
             session.run("k", feeds)
+
+
+def test_a_meaning_that_raises_in_a_run_says_which_tensor_it_computes() -> None:
+    def small(x: Array) -> Array:
+        if x.max() > 9:
+            raise ArithmeticError("too large")
+        y: Array = np.sort(x, -1)
+        return y
+
+    op = register_op("small", small, examples=SMALL[:1])
+    x = input("x", (3, 5))
+    graph = Graph.of({"y": op(op(x, name="first") + 9, name="second")})
+    feeds = {"x": np.ones((3, 5), np.float32)}
+    sessions = [Session({device: open_backend(device)}) for device in ("cpu", "sim0")]
+    for session in sessions:
+        session.prepare("k", graph)
+    for run in (*(lambda s=s: s.run("k", feeds) for s in sessions), lambda: evaluate(graph, feeds)):
+        with pytest.raises(ArithmeticError, match="too large") as error:
+            run()
+        assert error.value.__notes__ == ["computing %y: f32[3, 5] = small(%scale_2) -> out"]
 
 
 def fresh(x: Array) -> Array:

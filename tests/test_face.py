@@ -339,6 +339,7 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
         (lambda: np.concatenate([a, a]), "see ggraph.ops"),
         (lambda: a @ weight("q", (32, 32), "q8_0"), "q8_0 is no plain float type; see ops.mul_mat"),
         (lambda: a.sum(3), r"axes \[3\] are not axes"),
+        (lambda: a.mean((2, -1)), r"axes \[2, 2\] are not axes"),
         (lambda: input("e", (0, 2)).max(0), "max over no element"),
         (lambda: ops.where(1, 2, 3), "where: condition=1: expected a tensor"),  # type: ignore[arg-type]
         (lambda: ops.maximum(1, 2), "maximum: .*: expected a tensor among them"),

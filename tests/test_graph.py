@@ -127,6 +127,13 @@ def test_of_two_overwrites_of_one_value_both_are_named() -> None:
     assert Graph.of({"a": after}).updates["s"].op == "set_rows"
 
 
+def test_what_has_no_name_yet_is_told_by_its_op() -> None:
+    s, i = state("s", (4, 2)), input("i", (2,), I64)
+    for whole, said in ((s, "s"), (s + 1, "scale")):
+        with pytest.raises(GraphError, match=rf"source 1 \(%slice\) shows bytes of %{said}, which"):
+            set_rows(whole, whole[1:3], i)
+
+
 def test_rows_of_a_state_of_integers_are_told_to_be_overwritten_otherwise() -> None:
     """The state is what is wrong, not the rows, which a cast would not mend."""
     words = r"^set_rows\(.*\): %s: expected a float type, got i32; ops.cpy, ops.set overwrite it$"

@@ -1,5 +1,6 @@
 """Plans from strangers: texts that want the memory, the terminal, or the page."""
 
+import gzip
 import io
 import json
 import random
@@ -20,9 +21,12 @@ from ggraph.errors import FormatError, printable
 from ggraph.json_parts import Parts
 from ggraph.plan import Access, Actor, Buffer, Command, Do, Plan, Region, Value
 from ggraph.plan_json import plan_from_json, plan_to_json
+from ggraph.record.causes import diagnose
+from ggraph.record.iree import plan_from_iree
 from ggraph.show_html import plan_html
-from ggraph.verify import Certificate, CounterExample, examine, races
+from ggraph.verify import Certificate, CounterExample, Rejected, examine, pairs, races, verify
 from models.cli.app import app
+from models.cli.common import complain
 
 RUN = CliRunner()
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "llama_cpp_qkv_streams.json"
@@ -113,6 +117,25 @@ def test_no_control_character_reaches_an_error(key: str) -> None:
     assert str(error.value).isprintable()
 
 
+def test_no_control_character_of_an_error_reaches_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What other compilers dump stands in errors as it is; a refusal has lines of its own."""
+    recorded = Path(__file__).parent / "recorded" / "four_products.dump.mlir.gz"
+    dump = gzip.decompress(recorded.read_bytes()).decode()
+    with pytest.raises(FormatError) as error:
+        plan_from_iree(dump.replace("stream.cmd.dispatch", f"stream.cmd{EVIL}"))
+    complain(error.value)
+    said = capsys.readouterr().err
+    assert said.startswith("ggraph: iree: @main") and said[:-1].isprintable()
+    with pytest.raises(Rejected) as refused:
+        verify(plan_from_json(json.dumps(poisoned())))
+    complain(refused.value)
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("ggraph: race: ") and len(rest) > 3
+    assert all(line.isprintable() for line in (first, *rest))
+
+
 def test_every_text_of_a_verdict_is_lines_of_printable_characters() -> None:
     plan = plan_from_json(json.dumps(poisoned()))
     verdict = examine(plan)
@@ -123,6 +146,51 @@ def test_every_text_of_a_verdict_is_lines_of_printable_characters() -> None:
     screen = io.StringIO()
     Console(file=screen).print(str(verdict))
     assert "\x1b" not in screen.getvalue()
+
+
+# Time: what a few bytes ask for.
+
+
+def crowded(count: int, *, writing: bool) -> Plan:
+    """A command on each of many streams; all touch one byte."""
+    device = DeviceSpec("d", "sim", alignment=1, streams=count)
+    values = [Value(f"v{i}" if writing else "w", "d", 1, initial=not writing) for i in range(count)]
+    touched = [(Access(v.name, 0, 1),) for v in values]
+    commands = [
+        Command(Do.LAUNCH, Actor("d", i), f"c{i}", None, *((), a) if writing else (a, ()))
+        for i, a in enumerate(touched)
+    ]
+    regions = {v.name: Region("m", (0,), 1) for v in values}
+    return plan_of([device], list({v.name: v for v in values}.values()), commands,
+                   [Buffer("m", "d", 1, 1)], regions)  # fmt: skip
+
+
+def test_more_races_than_can_be_listed_are_said_to_be_too_many(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each pair of 1,500 commands: no answer in 400 seconds."""
+    few = 12 * 11  # of a run and the next
+    monkeypatch.setattr(pairs, "MOST_RACES", few)
+    assert len(races(crowded(12, writing=True))) == few
+    many = crowded(13, writing=True)
+    with pytest.raises(Rejected, match=f"capacity: more than {few} races: too many to list"):
+        races(many)
+    assert diagnose(many) is None
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan_to_json(many)))
+    result = RUN.invoke(app, ["verify", str(path), "--all"])
+    assert result.exit_code == 1 and "refused: race" in result.output
+    assert "too many to list" in result.output
+    found = json.loads(RUN.invoke(app, ["verify", str(path), "--all", "--json"]).output)
+    assert found["races"] == [f"capacity: more than {few} races: too many to list"]
+
+
+def test_the_limit_holds_where_nothing_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges that overlap are compared, whoever reads them."""
+    assert races(crowded(40, writing=False)) == ()
+    monkeypatch.setattr(pairs, "MOST_LOOKS", 0)
+    with pytest.raises(Rejected, match="capacity: more than 0 overlapping ranges"):
+        races(crowded(40, writing=False))
 
 
 # The page: whatever `verify` says, it can be drawn.

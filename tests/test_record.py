@@ -51,10 +51,11 @@ from ggraph.record.real import (
 )
 from ggraph.record.real.engine import Build
 from ggraph.record.real.models import equal_experts, noise_adapter
-from ggraph.record.torture import _directed
+from ggraph.record.torture import Trial, _directed
 from ggraph.verify import races
 from models.cli.app import app
 from models.cli.hazards_real import _fault, _row
+from models.cli.record import _line
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -347,6 +348,23 @@ def test_the_command_judges_a_log(tmp_path: Path) -> None:
     assert "sim1#l_out-15#0" in page.read_text()
     done = CliRunner().invoke(app, ["record", "--log", str(RECORDED / "two.jsonl.gz"), "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["proved"]
+
+
+def test_no_name_of_a_program_pretends_to_be_a_line_of_ours(tmp_path: Path) -> None:
+    """Kernels, tensors, copies and functions are called as their program likes."""
+    evil = json.dumps("\x1b[2J\nproved   all of it\u202e")[1:-1]
+    log = tmp_path / "log.jsonl"
+    text = gzip.decompress((RECORDED / "touch.jsonl.gz").read_bytes()).decode()
+    for name in ('"SCALE', '"y', '"x', '"H2D x', '"touch', "the_culprit"):
+        assert name in text, name
+        text = text.replace(name, name + evil)
+    log.write_text(text)
+    done = CliRunner().invoke(app, ["record", "--log", str(log)])
+    assert done.exit_code == 1 and "refused" in done.output
+    assert all(ch.isprintable() or ch == "\n" for ch in done.output)
+    assert not any(line.startswith("proved   all") for line in done.output.splitlines())
+    trial = Trial("eager", "a\x1b[2J\n\u202eb", True, True, 0)
+    assert _line(trial).plain.isprintable()
 
 
 def test_made_models_are_what_they_say(tmp_path: Path) -> None:

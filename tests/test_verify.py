@@ -23,7 +23,7 @@ from verify_kit import (
 )
 
 from ggraph.errors import PlanError
-from ggraph.plan import Certificate, Plan, VerifiedPlan
+from ggraph.plan import Certificate, Command, Plan, VerifiedPlan
 from ggraph.plan_json import plan_to_json
 from ggraph.verify import CounterExample, Rejected, examine, races, verify
 
@@ -298,6 +298,17 @@ def test_kept_values_outlive_the_run() -> None:
 
 
 # The answer.
+
+
+@pytest.mark.parametrize("body", [(), (run(S0, "x"), END)], ids=["empty", "short"])
+def test_more_runs_than_a_proof_can_walk_through_are_refused(body: tuple[Command, ...]) -> None:
+    """However few commands there are."""
+    p = plan({"x": 0}, *body, x={"initial": not body})
+    for iterations in (1 << 24, 1 << 70):
+        verdict = examine(p, iterations=iterations)
+        assert isinstance(verdict, CounterExample) and verdict.kind == "capacity"
+        assert f"in {iterations} runs" in verdict.message
+    assert not isinstance(examine(p, iterations=100), CounterExample)
 
 
 def test_verify_seals_or_raises() -> None:

@@ -150,7 +150,7 @@ def test_the_clocks_of_one_stream_count_too() -> None:
     values = [Value("none", "d", 0, slots=64)]
     verdict = examine(plan_of([DEVICE], values, commands, [Buffer("m", "d", 0, 1)], slots))
     assert isinstance(verdict, CounterExample) and verdict.kind == "capacity"
-    assert "8388608 commands in two periods, by 1 streams: too many" in verdict.message
+    assert "8388608 commands in 128 runs, by 1 streams: too many" in verdict.message
 
 
 def test_what_cannot_be_proved_in_time_is_refused() -> None:
@@ -159,4 +159,4 @@ def test_what_cannot_be_proved_in_time_is_refused() -> None:
     commands = [Command(Do.RECORD, Actor("d", i), "e", event="e") for i in range(12_000)]
     verdict = examine(plan_of([device], [], commands, [], {}))
     assert isinstance(verdict, CounterExample) and verdict.kind == "capacity"
-    assert "24000 commands in two periods, by 12000 streams" in verdict.message
+    assert "24000 commands in 2 runs, by 12000 streams" in verdict.message

@@ -57,7 +57,8 @@ class SamplerConfig:
         _check(self.top_p >= 0, "top_p", ">= 0", self.top_p)
         _check(0 <= self.min_p <= 1, "min_p", "0 to 1", self.min_p)
         _check(self.repeat_penalty > 0, "repeat_penalty", "> 0", self.repeat_penalty)
-        _check(self.repeat_last_n >= -1, "repeat_last_n", ">= -1", self.repeat_last_n)
+        last = self.repeat_last_n
+        _check(-1 <= last < 1 << 31, "repeat_last_n", "-1 to 2147483647", last)
         _check(self.seed is None or self.seed >= 0, "seed", ">= 0", self.seed)
 
     @property

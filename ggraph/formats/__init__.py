@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ggraph.door import checked
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, printable
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.gguf import read_gguf
 from ggraph.formats.hf import read_folder
@@ -21,5 +21,5 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         return read_folder(path)
     if not path.exists():
-        raise FormatError(f"no model at {path}")
+        raise FormatError(f"no model at {printable(str(path))}")
     return read_gguf(path)

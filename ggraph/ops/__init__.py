@@ -126,6 +126,7 @@ from ggraph.ops.rows import (
     get_rows,
     set_rows,
 )
+from ggraph.ops.rules import WORDS
 from ggraph.ops.scan import ssm_scan
 from ggraph.ops.shape import (
     columns,
@@ -173,7 +174,6 @@ from ggraph.ops.unary import (
     tanh,
     trunc,
 )
-from ggraph.tensor import Tensor
 
 __all__ = [
     "abs",
@@ -313,6 +313,5 @@ if not TYPE_CHECKING:  # to which every name would be one
         raise AttributeError(f"ggraph.ops has no {name!r}{known}")
 
 
-_WORDS = {Tensor: "a tensor (feed an array as an input, or keep it as a weight)"}
 for _name in __all__:
-    globals()[_name] = checked(globals()[_name], ShapeError, _WORDS)
+    globals()[_name] = checked(globals()[_name], ShapeError, WORDS)

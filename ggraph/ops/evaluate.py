@@ -137,8 +137,12 @@ def reference(t: Tensor, sources: Sequence[Array]) -> Array:
     if t.spec is None:
         raise GraphError(f"{line(t)}: a leaf has no meaning to compute")
     given = [s if i == t.spec.overwrites else read_only(s) for i, s in enumerate(sources)]
-    with np.errstate(all="ignore"):
-        value = t.spec.reference(*given, **t.attrs)
+    try:
+        with np.errstate(all="ignore"):
+            value = t.spec.reference(*given, **t.attrs)
+    except Exception as error:
+        error.add_note(f"computing {line(t)}")  # of many tensors in a graph
+        raise
     if value.shape != t.shape:
         raise GraphError(f"{line(t)}: the reference gave {list(value.shape)}")
     return value
@@ -215,7 +219,8 @@ def _leaf(t: Tensor, feeds: Mapping[str, Array]) -> Array:
     if given is None and t.kind is Kind.STATE:
         return np.zeros(t.nbytes, np.uint8)
     if given is None:
-        raise InputError(f"{t.kind.value} {t.label} was not fed; fed: {', '.join(feeds) or 'none'}")
+        fed = ", ".join(name for name, array in feeds.items() if array is not None)
+        raise InputError(f"{t.kind.value} {t.label} was not fed; fed: {fed or 'none'}")
     given = np.asarray(given)
     is_raw = given.dtype == t.dtype.np and (t.dtype.is_block or t.dtype is BF16)
     stored = given if is_raw else to_storage(given, t)

@@ -13,6 +13,9 @@ from ggraph.dtype import I32, I64, DType
 from ggraph.errors import ShapeError
 from ggraph.tensor import Array, Attr, Attrs, Cost, Meta, Rule, Tensor
 
+WORDS = {Tensor: "a tensor (feed an array as an input, or keep it as a weight)"}
+"""What an op's function expects, where the name of a type would not do."""
+
 
 def rule(op: str, signature: str, body: Rule) -> Rule:
     """`body` behind a check of the number of sources; its ShapeErrors get the call in front."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from ggraph.errors import printable
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Plan, Schedule
-from ggraph.verify import Race, examine, races
+from ggraph.verify import Race, Rejected, examine, races
 from ggraph.verify.clocks import Clocks, Mark, Progress, clocks
 from ggraph.verify.report import CounterExample, Site
 from ggraph.verify.static import period
@@ -74,7 +74,7 @@ class Diagnosis:
         """Each cause, then each repair with its cost."""
         yield from (printable(str(cause)) for cause in self.causes)
         for name, r in (("fewest waits", self.fewest), ("latest waits", self.latest)):
-            proof = "proved" if r.proved else "not enough"
+            proof = "proved" if r.proved else "not proved"
             chain = f"longest chain {self.chain:,} -> {r.chain:,} kernels"
             yield f"repair, {name}: {len(r.waits)}, {chain}, {proof}"
 
@@ -90,8 +90,12 @@ class Diagnosis:
 
 
 def diagnose(plan: Plan) -> Diagnosis | None:
-    """Why a plan has races, within a run and between runs; None where it has none."""
-    found = races(plan)
+    """Why a plan has races, within a run and between runs; None where it has none, or more than
+    `races` lists."""
+    try:
+        found = races(plan)
+    except Rejected:
+        return None
     if not found:
         return None
     waits = _Waits(found, plan.schedule.commands)

@@ -28,7 +28,7 @@ from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.rooms import room_faults
 from ggraph.verify.rounding import Approximation, approximations, roundings
-from ggraph.verify.static import period, static_faults
+from ggraph.verify.static import static_faults, unrolled_runs
 from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
 
@@ -72,13 +72,12 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
 
 def _verdict(plan: Plan, iterations: int) -> Certificate | CounterExample:
     """`examine` of a plan whose members were asked already."""
-    checks = (static_faults, value_faults, step_faults, room_faults, wiring_faults, part_faults)
-    for faults in checks:
+    for fault in static_faults(plan, iterations):
+        return fault
+    for faults in (value_faults, step_faults, room_faults, wiring_faults, part_faults):
         for fault in faults(plan):
             return fault
-    # Two periods: every pair of runs that can meet lies within one period or in neighbours, since
-    # a command is always ordered before itself one period later, on the same bytes.
-    verdict = _proved(plan, max(2 * period(plan), iterations))
+    verdict = _proved(plan, unrolled_runs(plan, iterations))
     if isinstance(verdict, CounterExample):
         return verdict
     for fault in lasting_faults(plan):

@@ -13,10 +13,12 @@ from ggraph.door import checked
 from ggraph.errors import printable
 from ggraph.plan import Access, Plan
 from ggraph.verify.clocks import Clocks, clocks
-from ggraph.verify.report import Rejected, Site
+from ggraph.verify.report import CounterExample, Rejected, Site
 from ggraph.verify.static import period, static_faults
 
 Use = tuple[int, int, int, bool, str]  # first byte, past the last, command, writes, value
+MOST_RACES = 1 << 18  # of n commands there may be n * n
+MOST_LOOKS = 1 << 24  # pairs of places that are compared
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Race:
 def races(plan: Plan) -> tuple[Race, ...]:
     """Every race in steady state, each pair of accesses once, in enqueue order.
 
-    Raises Rejected, as `examine` would say, for a plan that names what it does not have.
+    Raises Rejected, as `examine` would say, for a plan that names what it does not have, and for
+    one with more races, or more overlapping ranges, than can be listed in time.
     """
     commands, runs = plan.schedule.commands, 2 * period(plan)
     found: dict[tuple[int, int, str, str], tuple[Use, Use, str]] = {}
@@ -61,6 +64,8 @@ def races(plan: Plan) -> tuple[Race, ...]:
             key = (first[2] % len(commands), second[2] % len(commands), first[4], second[4])
             if key not in found or _when(first, second) < _when(*found[key][:2]):
                 found[key] = (first, second, buffer)
+                if len(found) > MOST_RACES:
+                    raise _too_many(f"more than {MOST_RACES} races")
     return tuple(
         _race(plan, buffer, first, second)
         for first, second, buffer in sorted(found.values(), key=lambda f: _when(*f[:2]))
@@ -94,11 +99,19 @@ def _span(offset: int, a: Access) -> tuple[int, int]:
 def _meeting(uses: Sequence[Use], order: Clocks) -> Iterator[tuple[Use, Use]]:
     """Overlapping uses, one of them a write, that are not ordered; `uses` sorted by first byte."""
     active: list[_Place] = []
+    looks = 0
     for span, same in groupby(uses, key=lambda use: use[:2]):
         here = _Place(span, order, same)
         active = [*(p for p in active if p.span[1] > span[0]), here]
+        looks += len(active)
+        if looks > MOST_LOOKS:
+            raise _too_many(f"more than {MOST_LOOKS} overlapping ranges")
         for there in active:
             yield from here.unordered(there)
+
+
+def _too_many(what: str) -> Rejected:
+    return Rejected(CounterExample("capacity", f"{what}: too many to list"))
 
 
 class _Place:

@@ -18,8 +18,9 @@ MOST_BYTES = 1 << 30  # of the proof's clocks
 STEP_BYTES, CLOCK_BYTES = 150, 8  # of one unrolled command, as measured, and for each stream more
 
 
-def static_faults(plan: Plan) -> Iterator[CounterExample]:
-    """Every fault that needs no happens-before, checks that others rely on first."""
+def static_faults(plan: Plan, iterations: int = 0) -> Iterator[CounterExample]:
+    """Every fault that needs no happens-before, checks that others rely on first. `iterations` as
+    in `verify`."""
     devices = {d.name: d for d in plan.schedule.splits.placement.devices}
     yield from _shapes(plan)
     yield from _names(plan)
@@ -27,16 +28,26 @@ def static_faults(plan: Plan) -> Iterator[CounterExample]:
     yield from _regions(plan)
     yield from command_faults(plan, devices)
     yield from _versions(plan)
-    yield from _size(plan)
+    yield from _size(plan, iterations)
 
 
-def _size(plan: Plan) -> Iterator[CounterExample]:
-    """What a proof would not end in reasonable time and memory for."""
+def unrolled_runs(plan: Plan, iterations: int) -> int:
+    """How many runs the proof walks through.
+
+    Two periods: every pair of runs that can meet lies within one period or in neighbours, since a
+    command is always ordered before itself one period later, on the same bytes.
+    """
+    return max(2 * period(plan), iterations)
+
+
+def _size(plan: Plan, iterations: int) -> Iterator[CounterExample]:
+    """What a proof would not end in reasonable time and memory for. A run without commands costs
+    what it keeps."""
     actors = {a for c in plan.schedule for a in (c.actor, c.waits_for) if a is not None}
-    runs = 2 * period(plan)
-    steps = runs * len(plan.schedule.commands)
+    runs = unrolled_runs(plan, iterations)
+    steps = runs * max(1, len(plan.schedule.commands))
     if steps * (STEP_BYTES + CLOCK_BYTES * len(actors)) > MOST_BYTES:
-        message = f"{steps} commands in two periods, by {len(actors)} streams: too many to prove"
+        message = f"{steps} commands in {runs} runs, by {len(actors)} streams: too many to prove"
         yield CounterExample("capacity", message)
 
 

@@ -22,7 +22,7 @@ from ..images import read_images
 from ..run.generation import Drafting, Generation
 from ..run.load import Loaded, with_images
 from ..run.text import argument, utf8
-from .common import COMPILING, Images, ModelOptions, note, notes, terminal, timed
+from .common import COMPILING, Images, ModelOptions, complain, note, terminal, timed
 from .draft import DraftFlags, speculation_line
 from .flat import flat
 from .generate import NPredict, SamplerFlags
@@ -173,7 +173,7 @@ def _answered(talk: Talk, line: str) -> None:
             else:
                 talk.say(said)
         except GgraphError as error:
-            notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+            complain(error)
 
 
 def _lines() -> Iterator[str]:

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from ggraph import InputError
 from ggraph.env import MOST_THREADS
-from ggraph.errors import CacheWarning, DraftWarning, FormatWarning
+from ggraph.errors import CacheWarning, DraftWarning, FormatWarning, printable
 from ggraph.lazy import lazy
+from ggraph.verify import Rejected
 
 from ..run.fetch import fetch_default
 from ..run.hub import fetch_hub, fetch_tower
@@ -213,9 +214,11 @@ def note(text: str) -> None:
     notes().print(text, style="dim", soft_wrap=True)
 
 
-def complain(error: BaseException) -> None:
-    """One line on standard error, never wrapped and never read as markup."""
-    notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+def complain(error: BaseException | str) -> None:
+    """One line on standard error, never wrapped and never read as markup. What a file or a program
+    is called cannot make it two, nor move the cursor; a plan's refusal has lines of its own."""
+    said = str(error) if isinstance(error, Rejected) else printable(str(error))
+    notes().print(f"ggraph: {said}", markup=False, soft_wrap=True)
 
 
 def show_warnings() -> None:
@@ -224,7 +227,7 @@ def show_warnings() -> None:
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, (CacheWarning, DraftWarning, FormatWarning)):
-            notes().print(f"ggraph: {message}", markup=False, soft_wrap=True)
+            complain(str(message))
         else:
             before(message, category, *place, **more)
 

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ggraph import InputError
+from ggraph.errors import printable
 from ggraph.record import (
     CONTRACTS,
     Program,
@@ -181,7 +182,7 @@ def _print(recording: Recording, verdicts: list[Verdict], gaps: list[str]) -> No
     for v in verdicts:
         if v.refused is not None:
             body = "\n".join([str(v.refused), *_stack(v)])
-            title = Text(f"refused: {v.kind}")
+            title = Text(f"refused: {printable(v.kind)}")
             console.print(Panel(Text(body), title=title, title_align="left", style="red"))
 
 
@@ -192,7 +193,7 @@ def _print_gaps(gaps: list[str]) -> None:
 
 
 def _stack(v: Verdict) -> list[str]:
-    return ["  touched by:", *(f"    {frame}" for frame in v.stack)] if v.stack else []
+    return ["  touched by:", *(f"    {printable(x)}" for x in v.stack)] if v.stack else []
 
 
 def _verdict(v: Verdict) -> Text:
@@ -200,9 +201,10 @@ def _verdict(v: Verdict) -> Text:
     steps = f"{v.count} step{'s' if v.count != 1 else ''}"
     different = f", {v.different} different" if v.different > 1 else ""
     word, style = ("refused", "red") if v.refused else ("proved ", "green")
-    text = Text.assemble((word, style), f"  {v.kind}: {steps}{different}, {v.commands:,} commands")
+    told = f"  {printable(v.kind)}: {steps}{different}, {v.commands:,} commands"
+    text = Text.assemble((word, style), told)
     if v.refused is not None and v.diagnosis is None:
-        text.append(f"\n         {v.refused.kind}: {v.refused.message}")
+        text.append(f"\n         {v.refused.kind}: {printable(v.refused.message)}")
     for line in v.diagnosis.lines() if v.diagnosis is not None else ():
         text.append(f"\n         {line}")
     return text
@@ -220,4 +222,5 @@ def _line(t: Trial) -> Text:
     hidden = ", same text, other numbers" if t.same and not t.same_bytes else ""
     hidden += f", {t.lost} copies into memory that was given back" if t.lost else ""
     shown = f"\n           {t.output[-200:]!r}" if not t.same else ""
-    return Text.assemble((word, style), f"  {t.order:<12} {t.why}{forced}{ended}{hidden}{shown}")
+    why = printable(t.why)
+    return Text.assemble((word, style), f"  {t.order:<12} {why}{forced}{ended}{hidden}{shown}")

@@ -13,12 +13,12 @@ from ggraph.plan import Certificate, Plan
 from ggraph.plan_json import MAX_TEXT_BYTES, plan_from_json
 from ggraph.record.causes import diagnose
 from ggraph.show_html import plan_html
-from ggraph.verify import CounterExample, examine, races
+from ggraph.verify import CounterExample, Rejected, examine, races
 
 from .common import AsJson, apart, print_json, standard_input, terminal, write_text
 
 IDLE = "No command reads, and no two touch a common byte: nothing was at stake."
-MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n * n of them
+MOST_LISTED = 1000  # races, with --all
 
 
 def verify(
@@ -74,7 +74,10 @@ def _read(path: Path) -> bytes:
 def _races(plan: Plan, verdict: Certificate | CounterExample) -> list[str]:
     """Every race in words. What is refused before any order is looked at has none to list."""
     ordered = isinstance(verdict, Certificate) or verdict.kind in ("race", "stale", "unwritten")
-    return [str(r) for r in races(plan)[:MOST_RACES]] if ordered else []
+    try:
+        return [str(r) for r in races(plan)[:MOST_LISTED]] if ordered else []
+    except Rejected as error:  # of more than can be listed
+        return [str(error)]
 
 
 def _facts(verdict: Certificate | CounterExample) -> dict[str, Any]:
