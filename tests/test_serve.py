@@ -312,7 +312,8 @@ def test_a_demanded_tool_is_called(server: Server) -> None:
     jsonschema.validate(json.loads(call.arguments), FLAG)
     parts = list(server.client.chat.completions.create(**asked, stream=True))
     streamed = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
-    assert [c.function.arguments for c in streamed] == [call.arguments]
+    assert [(c.index, c.function.name) for c in streamed][:2] == [(0, "f"), (0, None)]
+    assert "".join(c.function.arguments for c in streamed) == call.arguments
     assert {p.choices[0].delta.content for p in parts} == {None}  # "" is a text to some clients
     words = server.client.chat.completions.create(model="m", messages=TALK, stream=True)
     assert next(iter(words)).choices[0].delta.content == ""

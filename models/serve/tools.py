@@ -4,13 +4,10 @@ An answer is text, then calls, in the notation that the model's chat template te
 what begins the first call tells them apart, and arguments are held to the functions' own schemas.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -226,64 +223,3 @@ def _object(text: str) -> Any:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):
         return text
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How an answer that may call functions is read. Where text is `formed`, JSON, or the notation
-    has no marker, the first letters decide: what begins a call means nothing behind them."""
-
-    functions: Mapping[str, dict[str, Any] | None]  # by their names, the schemas of arguments
-    notation: Notation
-    formed: bool = False
-
-    def shown(self, text: str, finish: str | None, told: int = 0) -> int:
-        """How many letters of an answer are text for the client, who has `told` of them. Before
-        the `finish`, and where it was cut, what may be a call's beginning is none."""
-        at = self._marker(text, told)
-        if at < 0:
-            at = len(text) if finish == "stop" else self._undecided(text)
-            if at == len(text) and (finish is not None or self._first_letters):
-                return at
-        return len(text[:at].rstrip())
-
-    def calls(self, text: str, reply: str, choice: int) -> list[dict[str, Any]]:
-        """The whole calls of an answer, in OpenAI's form, with arguments as the model wrote them.
-        Their names follow from the reply's, whoever makes it, and the choice's index."""
-        at, found = self._marker(text), list[dict[str, Any]]()
-        beginning, notation = self.notation.first, self.notation
-        while at >= 0 and (begun := beginning.match(text, at)) and begun[1] in self.functions:
-            schema = self.functions[begun[1]]
-            given = notation.arguments.read(text, begun.end(), schema)
-            ended = given and notation.ended.match(text, given[1])
-            if given is None or not ended:
-                break
-            function = {"name": begun[1], "arguments": given[0]}
-            id = hashlib.sha256(f"{reply} {choice} {len(found)}".encode()).hexdigest()[:16]
-            found.append({"id": f"call_{id}", "type": "function", "function": function})
-            at, beginning = ended.end(), notation.later
-        return found
-
-    @property
-    def _first_letters(self) -> bool:
-        return self.formed or not self.notation.marker
-
-    @cached_property
-    def _beginnings(self) -> tuple[str, ...]:
-        """What ends text where it is met."""
-        if marker := self.notation.marker:
-            return (marker,)
-        return tuple(b for name in self.functions for b in self.notation.begun(name))
-
-    def _marker(self, text: str, since: int = 0) -> int:
-        """Where the calls begin; -1 where there are none yet."""
-        if self._first_letters:
-            return 0 if text.startswith(self._beginnings) else -1
-        return text.find(self.notation.marker, since)
-
-    def _undecided(self, text: str) -> int:
-        """Where the text's end may be the beginning of calls."""
-        at = 0 if self._first_letters else text.rfind(self.notation.marker[0])
-        if at >= 0 and any(b.startswith(text[at:]) for b in self._beginnings):
-            return at
-        return len(text)
