@@ -26,6 +26,7 @@ from .metrics import Metrics
 from .reader import Reader
 
 LOG = logging.getLogger("ggraph.serve")
+SHORT_BODY = 1 << 14  # bytes that are read as fields at once: 8 MB of small ones take seconds
 CLOSED = 499  # what is logged where the client went away
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -151,7 +152,8 @@ class CommonApi:
         raw = await self.bodies.read(request)
         if self.service.settings.log_prompts:
             LOG.info("%s %s", request.url.path, raw.decode("utf-8", "replace"))
-        return checked(lambda: kind.model_validate_json(raw))
+        read = partial(checked, lambda: kind.model_validate_json(raw))
+        return read() if len(raw) <= SHORT_BODY else await run_in_threadpool(read)
 
 
 class EncoderApi(CommonApi):
