@@ -360,6 +360,19 @@ def test_a_model_is_told_of_calls_that_its_template_does_not_teach(template: str
     assert "done" in result["content"]
 
 
+def test_results_and_what_is_said_then_are_one_turn_of_the_user() -> None:
+    """Where a model is told in words: templates as Gemma's refuse two turns of a role in a row."""
+    messages = [Message.model_validate(m) for m in talk(ON, ODD)]
+    more = [Message(role="user", content="And?"), Message(role="user", content="Well?")]
+    found, _ = for_template([*messages, *more], [], "")
+    assert [m["role"] for m in found] == ["user", "assistant", "user", "user"]
+    result = "<tool_response>done</tool_response>"
+    assert [m["content"] for m in found][2:] == [f"{result}\n{result}\nAnd?", "Well?"]
+    answered = Message(role="assistant", content="So.")
+    found, _ = for_template([*messages, answered, *more], [], "")
+    assert [m["content"] for m in found][2:] == [f"{result}\n{result}", "So.", "And?", "Well?"]
+
+
 def test_a_template_that_writes_no_calls_is_given_them_as_text() -> None:
     messages = [Message.model_validate(m) for m in talk(ON, ODD)]
     (_, called, *_), more = for_template(messages, TOOLS, TEACHES_GRANITE)

@@ -142,7 +142,7 @@ def for_template(
         found = [_with_calls(m, notation, spelt) for m in each]
         more = {"tools": [t.model_dump(exclude_none=True) for t in tools]} if tools else {}
         return found, more
-    found = [_in_words(m) for m in messages]
+    found = _in_words(messages)
     if not tools:
         return found, {}
     functions = (json.dumps(t.function.model_dump(exclude_none=True)) for t in tools)
@@ -200,12 +200,40 @@ def _given(call: ToolCall, notation: Notation) -> Any:
     return given
 
 
-def _in_words(m: Message) -> dict[str, Any]:
-    """A message for a template that knows no tools, or teaches what cannot be read."""
-    if m.role in ("tool", "function"):
-        return {"role": "user", "content": f"<tool_response>{m.text}</tool_response>"}
-    said = m.shown if m.images else m.text + _written(m, HERMES)
-    return {"role": _role(m), "content": said, **m.thought}
+def _in_words(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools, or teaches what cannot be read. What functions
+    gave back is the user's to say, in one turn with what is said then: many templates refuse two
+    turns of one role in a row."""
+    found, result = list[dict[str, Any]](), False  # whether the last one is a result
+    for m in messages:
+        given = m.role in ("tool", "function")
+        told = {"role": "user" if given else _role(m), "content": _worded(m, given), **m.thought}
+        if result and told["role"] == "user":
+            found[-1]["content"] = _behind(found[-1]["content"], told["content"])
+        else:
+            found.append(told)
+        result = given
+    return found
+
+
+def _worded(m: Message, given: bool) -> Any:
+    """What a message says in words, calls and results in it."""
+    if given:
+        return _behind(_behind("<tool_response>", m.shown, ""), "</tool_response>", "")
+    return m.shown if m.images else m.text + _written(m, HERMES)
+
+
+def _behind(first: Any, second: Any, between: str = "\n") -> Any:
+    """What a message says, and what follows it: one text, or a list of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + between + second
+    return [*_parts(first), *_parts(between), *_parts(second)]
+
+
+def _parts(content: Any) -> list[dict[str, str]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
 
 
 def _written(m: Message, notation: Notation) -> str:
