@@ -123,6 +123,8 @@ def test_a_model_calls_where_it_likes_to(taught: Taught) -> None:
         written, text, called, end = taught.answer(logit_bias=likes, **form)
         assert (text, end, [c["function"]["name"] for c in called]) == ("", "tool_calls", ["f"])
         assert written.startswith(TAUGHT[kind][2](("f", "{}"))[:10])
+        stops = ["true", "false", "True", "False"]  # which stand in its arguments
+        assert taught.answer(logit_bias=likes, stop=stops, **form)[0] == written
         asked = {**form, "tool_choice": "none", "logit_bias": likes}
         written, text, called, end = taught.answer(**asked)
         assert not called and end != "tool_calls"

@@ -26,22 +26,23 @@ class Reading:
         at = self.marker(text, told)
         if at < 0:
             at = len(text) if finish == "stop" else self._undecided(text)
-            if at == len(text) and (finish is not None or self._first_letters):
+            if at == len(text) and (finish is not None or self.first_letters):
                 return at
         return len(text[:at].rstrip())
 
     def marker(self, text: str, since: int = 0) -> int:
         """Where the calls begin; -1 where there are none yet."""
-        if self._first_letters:
-            return 0 if text.startswith(self._beginnings) else -1
+        if self.first_letters:
+            return 0 if text.startswith(self.beginnings) else -1
         return text.find(self.notation.marker, since)
 
     @property
-    def _first_letters(self) -> bool:
+    def first_letters(self) -> bool:
+        """Whether these decide."""
         return self.formed or not self.notation.marker
 
     @cached_property
-    def _beginnings(self) -> tuple[str, ...]:
+    def beginnings(self) -> tuple[str, ...]:
         """What ends text where it is met."""
         if marker := self.notation.marker:
             return (marker,)
@@ -49,8 +50,8 @@ class Reading:
 
     def _undecided(self, text: str) -> int:
         """Where the text's end may be the beginning of calls."""
-        at = 0 if self._first_letters else text.rfind(self.notation.marker[0])
-        if at >= 0 and any(b.startswith(text[at:]) for b in self._beginnings):
+        at = 0 if self.first_letters else text.rfind(self.notation.marker[0])
+        if at >= 0 and any(b.startswith(text[at:]) for b in self.beginnings):
             return at
         return len(text)
 

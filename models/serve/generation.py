@@ -4,9 +4,10 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ggraph.text.stream import is_harmony
+from ggraph.text.stream import TextStream, is_harmony
 
 from .calls import Calls, Reading
 from .engine import Service, Wanted
@@ -67,6 +68,9 @@ class Generation(Listener):
             notation = notation_of(self.service.m.tokenizer.chat_template or "") or HERMES
             form, reading, shown = self._calling(asked, tools, notation, thinking)
         wanted = Wanted(limit, top, form, stem, shown, thinking, demanded(asked.tool_choice))
+        if reading is not None:
+            until, first = reading.beginnings, reading.first_letters
+            wanted.stream = partial(TextStream, until=until, first=first)
         dialect = self.dialect(asked)
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
