@@ -347,6 +347,10 @@ def test_the_small_addresses(server: Server) -> None:
     assert "<title>ggraph</title>" in get("/").text
     tokens = post("/tokenize", {"content": "abc"}).json()["tokens"]
     assert post("/detokenize", {"tokens": tokens}).json() == {"content": "abc"}
+    pieces = post("/tokenize", {"content": "aé", "with_pieces": True}).json()["tokens"]
+    ids = post("/tokenize", {"content": "aé"}).json()["tokens"]
+    assert [p["id"] for p in pieces] == ids
+    assert [p["piece"] for p in pieces] == ["a", [0xC3], [0xA9]]  # a letter's halves as bytes
 
 
 @pytest.mark.parametrize(
@@ -394,7 +398,10 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/responses", {"input": "a", "tools": [{"type": 5}]}, 400, "tools.0"),
     ("/v1/responses", {"input": "a", "previous_response_id": "x"}, 404, "no response 'x'"),
     ("/detokenize", {"tokens": [99999]}, 400, "token id 99999"),
-    ("/nowhere", {}, 404, "no such address"),
+    ("/nowhere", {}, 404, "no such address: /nowhere"),
+    ("/chat/completions", {}, 404, "/chat/completions (is /v1/chat/completions meant?)"),
+    ("/v1/v1/messages", {}, 404, "/v1/v1/messages (is /v1/messages meant?)"),
+    ("//v1/responses", {}, 404, "//v1/responses (is /v1/responses meant?)"),
 ]  # fmt: skip
 
 
