@@ -153,7 +153,14 @@ def test_a_server_that_comes_back_knows_what_it_had_read(learnable: Path, tmp_pa
         with served(learnable, "--disk-cache", str(tmp_path), "--disk-cache-mb", "9") as running:
             asked: dict[str, Any] = {"model": "m", "prompt": "as it was " * 20, "temperature": 0}
             replies.append(running.client.completions.create(**asked))
+            told = WEB.get(f"{running.url}/metrics").text
     assert replies[0].choices[0].text == replies[1].choices[0].text
+    held = sum(f.stat().st_size for f in tmp_path.iterdir())
+    assert re.findall(r"^ggraph_disk_bytes (.*)$", told, re.M) == [str(float(held))]
+    assert re.findall(r"^ggraph_disk_(\w+) 0.0$", told, re.M) == [
+        "unwritten_total",
+        "refused_total",
+    ]
     known = [r.usage.prompt_tokens_details.cached_tokens for r in replies]
     assert known == [0, 192]  # three blocks of 64
 

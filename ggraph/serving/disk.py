@@ -11,6 +11,7 @@ tokens of a text, and the rows behind its last whole block. Its name says that a
 """
 
 import hashlib
+import logging
 import os
 import queue
 import threading
@@ -31,6 +32,7 @@ from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Text
 from ggraph.tensor import Array
 
+LOG = logging.getLogger("ggraph.serving")
 BLOCK = 64  # tokens of one file
 MOST_WAITING = 1 << 28  # bytes that wait to be written; what comes beside them is not kept
 SUFFIX, PART = ".safetensors", ".part"  # of what is there, and of what is being written
@@ -57,6 +59,8 @@ class Disk:
             raise InputError(f"cannot use {folder}: {error.strerror or error}") from None
         self.folder, self.most_bytes = folder, most_bytes
         self.refused = 0  # blocks that were not what their names say
+        self.unwritten = 0  # blocks that could not be written
+        self._failing = False  # whether the last one could not
         self._first = hashlib.sha256(identity).digest()
         self._sizes = {f.name: size for _, size, f in sorted(found)}  # used longest ago first
         self._lock = threading.Lock()  # of the sizes, and of what waits
@@ -157,9 +161,20 @@ class Disk:
             os.replace(part, path)
             with self._lock:
                 self._sizes[name] = path.stat().st_size
-        except (OSError, SafetensorError):  # a full disk: the block is not kept
+            self._failing = False
+        except (OSError, SafetensorError) as error:  # a full disk: the block is not kept
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+            self.unwritten += 1
+            if not self._failing:  # once, however many texts end until there is room again
+                LOG.warning("%s: a block cannot be kept: %s", self.folder, error)
+            self._failing = True
+
+    @property
+    def held(self) -> int:
+        """Bytes of all files."""
+        with self._lock:
+            return sum(self._sizes.values())
 
     def _make_room(self) -> None:
         """Delete what was used longest ago."""
