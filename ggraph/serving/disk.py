@@ -11,7 +11,6 @@ tokens of a text, and the rows behind its last whole block. Its name says that a
 """
 
 import hashlib
-import logging
 import os
 import queue
 import threading
@@ -20,6 +19,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
@@ -27,12 +27,17 @@ from safetensors.numpy import load_file, save
 
 from ggraph.decode.given import first_given
 from ggraph.errors import InputError
+from ggraph.lazy import lazy
 from ggraph.serving.memory import Memory
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Text
 from ggraph.tensor import Array
 
-LOG = logging.getLogger("ggraph.serving")
+if TYPE_CHECKING:
+    import logging
+else:
+    logging = lazy("logging")  # which most runs have no use for
+
 BLOCK = 64  # tokens of one file
 MOST_WAITING = 1 << 28  # bytes that wait to be written; what comes beside them is not kept
 SUFFIX, PART = ".safetensors", ".part"  # of what is there, and of what is being written
@@ -167,7 +172,8 @@ class Disk:
                 part.unlink(missing_ok=True)
             self.unwritten += 1
             if not self._failing:  # once, however many texts end until there is room again
-                LOG.warning("%s: a block cannot be kept: %s", self.folder, error)
+                log = logging.getLogger("ggraph.serving")
+                log.warning("%s: a block cannot be kept: %s", self.folder, error)
             self._failing = True
 
     @property
