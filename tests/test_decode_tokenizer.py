@@ -316,6 +316,28 @@ def test_stop_strings_are_found_however_the_text_is_cut(text, stops, cuts):
     assert (shown, matcher.stopped) == loop_stop(text, stops)
 
 
+@given(
+    st.text(alphabet="abc", max_size=14),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=2),
+    st.booleans(),
+    st.lists(st.integers(0, 14), max_size=6),
+)
+def test_behind_some_texts_no_stop_string_is_looked_for(text, stops, until, first, cuts):
+    """However the text is cut. A stop string that ends no later than such a text counts."""
+    places = [0] if first else range(len(text))
+    over = min((i + len(u) for u in until for i in places if text.startswith(u, i)), default=99)
+    shown, stopped = loop_stop(text[:over], stops)
+    wanted = (shown, stopped) if stopped is not None else (text, None)
+    if over > len(text):
+        wanted = loop_stop(text, stops)
+    matcher, said = StopMatcher(stops, until, first=first), ""
+    for a, b in pairwise([0, *sorted(min(c, len(text)) for c in cuts), len(text)]):
+        said += matcher.push(text[a:b])
+    said += matcher.finish()
+    assert (said, matcher.stopped) == wanted
+
+
 def test_text_streams_stop():
     t = tokenizer("smollm")
     stream = TextStream(t, ["</end>", "STOP"])

@@ -153,7 +153,14 @@ def test_a_server_that_comes_back_knows_what_it_had_read(learnable: Path, tmp_pa
         with served(learnable, "--disk-cache", str(tmp_path), "--disk-cache-mb", "9") as running:
             asked: dict[str, Any] = {"model": "m", "prompt": "as it was " * 20, "temperature": 0}
             replies.append(running.client.completions.create(**asked))
+            told = WEB.get(f"{running.url}/metrics").text
     assert replies[0].choices[0].text == replies[1].choices[0].text
+    held = sum(f.stat().st_size for f in tmp_path.iterdir())
+    assert re.findall(r"^ggraph_disk_bytes (.*)$", told, re.M) == [str(float(held))]
+    assert re.findall(r"^ggraph_disk_(\w+) 0.0$", told, re.M) == [
+        "unwritten_total",
+        "refused_total",
+    ]
     known = [r.usage.prompt_tokens_details.cached_tokens for r in replies]
     assert known == [0, 192]  # three blocks of 64
 
@@ -312,7 +319,8 @@ def test_a_demanded_tool_is_called(server: Server) -> None:
     jsonschema.validate(json.loads(call.arguments), FLAG)
     parts = list(server.client.chat.completions.create(**asked, stream=True))
     streamed = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
-    assert [c.function.arguments for c in streamed] == [call.arguments]
+    assert [(c.index, c.function.name) for c in streamed][:2] == [(0, "f"), (0, None)]
+    assert "".join(c.function.arguments for c in streamed) == call.arguments
     assert {p.choices[0].delta.content for p in parts} == {None}  # "" is a text to some clients
     words = server.client.chat.completions.create(model="m", messages=TALK, stream=True)
     assert next(iter(words)).choices[0].delta.content == ""
@@ -346,6 +354,10 @@ def test_the_small_addresses(server: Server) -> None:
     assert "<title>ggraph</title>" in get("/").text
     tokens = post("/tokenize", {"content": "abc"}).json()["tokens"]
     assert post("/detokenize", {"tokens": tokens}).json() == {"content": "abc"}
+    pieces = post("/tokenize", {"content": "aé", "with_pieces": True}).json()["tokens"]
+    ids = post("/tokenize", {"content": "aé"}).json()["tokens"]
+    assert [p["id"] for p in pieces] == ids
+    assert [p["piece"] for p in pieces] == ["a", [0xC3], [0xA9]]  # a letter's halves as bytes
 
 
 @pytest.mark.parametrize(
@@ -393,7 +405,10 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/responses", {"input": "a", "tools": [{"type": 5}]}, 400, "tools.0"),
     ("/v1/responses", {"input": "a", "previous_response_id": "x"}, 404, "no response 'x'"),
     ("/detokenize", {"tokens": [99999]}, 400, "token id 99999"),
-    ("/nowhere", {}, 404, "no such address"),
+    ("/nowhere", {}, 404, "no such address: /nowhere"),
+    ("/chat/completions", {}, 404, "/chat/completions (is /v1/chat/completions meant?)"),
+    ("/v1/v1/messages", {}, 404, "/v1/v1/messages (is /v1/messages meant?)"),
+    ("//v1/responses", {}, 404, "//v1/responses (is /v1/responses meant?)"),
 ]  # fmt: skip
 
 

@@ -140,6 +140,18 @@ def test_a_demanded_call_is_a_block(server: Server) -> None:
     assert (cut["stop_reason"], cut["content"]) == ("max_tokens", [])
 
 
+def test_models_are_listed_as_the_reference_says(
+    client: anthropic.Anthropic, server: Server
+) -> None:
+    """With what its own fields are called, beside OpenAI's."""
+    (listed,) = client.models.list()
+    found = client.models.retrieve(listed.id)
+    assert (found.type, found.display_name, found.id) == ("model", "small", "small")
+    assert found.created_at.timestamp() == server.client.models.list().data[0].created
+    page = WEB.get(f"{server.url}/v1/models").json()
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("small", "small", False)
+
+
 def test_forms_are_held(server: Server) -> None:
     found = said(server, output_config=FORM, max_tokens=60)
     jsonschema.validate(json.loads(found["content"][0]["text"]), FLAG)

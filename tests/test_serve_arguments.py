@@ -13,17 +13,18 @@ from notation_kit import TAUGHT, talk, vocabulary
 from serve_kit import FLAG
 from small_model import small_model
 from test_serve_notations import encoded
-from tool_kit import tool
+from tool_kit import calls_of, tool
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.arguments import JSON
+from models.serve.calls import Reading
 from models.serve.errors import Refused
 from models.serve.grammar import Grammars
 from models.serve.messages import Message, Tool
 from models.serve.notations import GEMMA, GLM, HERMES, LFM2, TAGS, Notation
 from models.serve.parameters import Parameters
-from models.serve.tools import Reading, answer_grammar, for_template
+from models.serve.tools import answer_grammar, for_template
 
 NOTATIONS = {"tags": TAGS, "glm": GLM, "lfm2": LFM2, "gemma": GEMMA}
 every = pytest.mark.parametrize("kind", NOTATIONS)
@@ -52,8 +53,8 @@ def passes(words: Words, notation: Notation, schema: Any, text: str) -> bool:
 
 
 def read(notation: Notation, schema: Any, text: str) -> list[Any]:
-    called = Reading({"f": schema}, notation).calls(text, "reply", 0)
-    return [json.loads(c["function"]["arguments"]) for c in called]
+    called = calls_of(Reading({"f": schema}, notation), text)
+    return [json.loads(c.arguments) for c in called if c.whole]
 
 
 def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,12 +13,17 @@ import openai
 import pytest
 from pydantic import ValidationError
 from serve_kit import FLAG, TALK, WEB, Server, served
+from starlette.testclient import TestClient
 
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.text import Plain, Request, begun
-from models.serve import anthropic, fields, responses, schema
+from models.run.load import load
+from models.serve import anthropic, common, fields, responses, schema
 from models.serve.anthropic_blocks import MessagesRequest
+from models.serve.app import Api, make_app
+from models.serve.bodies import Bodies
 from models.serve.embeddings import embeddings
+from models.serve.engine import Service
 from models.serve.errors import of_validation
 from models.serve.inbox import Ended, Inbox
 from models.serve.listener import Listener
@@ -555,3 +561,33 @@ def test_special_tokens_in_a_prompt_are_text_unless_asked_for(server: Server) ->
     assert refused(server, TEXT, {"prompt": [], **wanted})["message"] == "the prompt is empty"
     long = refused(server, TEXT, {"prompt": "a" * 5000, **wanted})
     assert long["code"] == "context_length_exceeded"
+
+
+def test_long_bodies_are_read_beside_the_event_loop(
+    learnable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every address: many small parts take seconds, in which nobody else would be heard."""
+    reads: list[bool] = []  # for each body, whether it was in the loop's thread
+    loops = set[int]()
+    arrives, checks = Bodies.read, common.checked
+
+    async def arrived(self: Bodies, request: Any) -> bytes:
+        loops.add(threading.get_ident())
+        return await arrives(self, request)
+
+    def checked(read: Any) -> Any:
+        reads.append(threading.get_ident() in loops)
+        return checks(read)
+
+    monkeypatch.setattr(Bodies, "read", arrived)
+    monkeypatch.setattr(common, "checked", checked)
+    many = json.dumps({"content": [{}] * common.SHORT_BODY}).encode()
+    m = load(learnable, threads=1)
+    service = Service(m, Settings())
+    paths = [p for p in Api(service).posts if "{" not in p]
+    with TestClient(make_app(service)) as client:
+        for path in paths:
+            for body in (many, b'{"content": [{}]}'):
+                assert client.post(path, content=body).status_code == 400
+    m.close()
+    assert reads == [False, True] * len(paths)

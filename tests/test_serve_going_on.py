@@ -181,23 +181,30 @@ def stripped(reply: Sequence[Any]) -> list[Any]:
                     data.pop(key, None)
                 for c in data.get("choices", ()):
                     for call in c.get("delta", {}).get("tool_calls", ()):
-                        call.pop("id")
+                        call.pop("id", None)  # where it begins
                 e = json.dumps(data).encode()
             found.append((lane, e))
     return found
 
 
 def in_a_row(events: Sequence[Any]) -> list[Any]:
-    """Events of text that follow one another as one; numbers, which tell them apart, left out."""
+    """Events of text that follow one another as one, and those of arguments; numbers, which tell
+    them apart, left out."""
     found: list[Any] = []
     for lane, e in events:
         data = json.loads(e) if e.startswith(b"{") else {"whole": e}
         data.pop("sequence_number", None)
         choice = (data.get("choices") or [{}])[0]
         holder, key = choice.get("delta") or choice, "content" if "delta" in choice else "text"
+        for piece in holder.get("tool_calls", ()):
+            if piece.pop("type", ""):
+                found.append([lane, "a call", piece["function"].pop("name")])
+            holder, key = piece["function"], "arguments"
         if data.get("type") == "content_block_delta" and "text" in data["delta"]:
             holder, key = data["delta"], "text"
-        if data.get("type") == "response.output_text.delta":
+        if data.get("type") == "content_block_delta" and "partial_json" in data["delta"]:
+            holder, key = data["delta"], "partial_json"
+        if str(data.get("type")).endswith(("output_text.delta", "arguments.delta")):
             holder, key = data, "delta"
         if data.get("stop") is False:  # of a gap
             holder, key = data, "content"

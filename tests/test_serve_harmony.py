@@ -15,13 +15,14 @@ from tool_kit import FUNCTIONS, TOOLS, both_ways, heard, joined, tool
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
+from models.serve.calls import Reading
 from models.serve.generation import Asked
 from models.serve.grammar import Grammars
 from models.serve.messages import Message
 from models.serve.notations import HARMONY, notation_of
 from models.serve.replies import Dialect
 from models.serve.schema import ChatRequest
-from models.serve.tools import Reading, answer_grammar, for_template
+from models.serve.tools import answer_grammar, for_template
 from models.serve.voice import Said
 
 MARKERS = test_text_parts.HARMONY
@@ -126,7 +127,7 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, str]]]] = [  # text, thought,
     *((f"{THOUGHT}{call(ON, header)}<|call|>", "", HM, [ON]) for header in HEADERS),
     *((f"{call(ON, header)}<|call|>", "", "", [ON]) for header in HEADERS),
     (f"{THOUGHT}{PREAMBLE}{call(ODD)}<|call|>", "Let me look.", HM, [ODD]),
-    (f"{PREAMBLE}{call(ODD)[:-3]}", "Let me look.", "", []),
+    (f"{PREAMBLE}{call(ODD)[:-3]}", "Let me look.", "", [(ODD[0], ODD[1][:-3])]),
     (f"{THOUGHT}{FINAL}a to=functions.f<|return|>", "a to=functions.f", HM, []),
     (call(("h", "{}")), "", "", []),  # which no grammar lets through
     ("<|channel|>analysis to=python code<|message|>1<|call|>", "", "1", []),
@@ -159,7 +160,7 @@ def test_a_stream_is_the_whole_answer(
     assert message.get("reasoning_content", "") == thoughts == thought
     assert message.get("tool_calls", []) == called
     assert [(c["function"]["name"], c["function"]["arguments"]) for c in called] == calls
-    stopped = "tool_calls" if calls else "stop"
+    stopped = "tool_calls" if calls and calls[-1][1].endswith("}") else "stop"
     assert choice["finish_reason"] == end == (stopped if finish == "stop" else "length")
 
 

@@ -15,6 +15,7 @@ from test_images import png
 
 from ggraph.decode.given import first_given
 from models.serve.messages import Message, images_of
+from models.serve.notations import HERMES
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ONE, OTHER = png(30, 20, shade=9), png(30, 20, shade=200)
@@ -179,6 +180,44 @@ def test_blocks_side_by_side_are_lines(asked: tuple[TestClient, Any]) -> None:
     assert read == whole["usage"]["prompt_tokens"]
 
 
+def test_functions_give_images_back(asked: tuple[TestClient, Any]) -> None:
+    """In all forms; models whose templates know no tools are shown them as the user's, in one turn
+    with what is said then."""
+    web, _ = asked
+    function = {"name": "look", "arguments": "{}"}
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": [text("seen:"), part(ONE)]}
+    asks = [*user(text("Look.")), called, result]
+    told = answer(web, asks, max_tokens=8)
+    source = {"type": "base64", "media_type": "image/png", "data": url(ONE).split(",")[1]}
+    block = {"type": "tool_result", "tool_use_id": "c",
+             "content": [text("seen:"), {"type": "image", "source": source}]}  # fmt: skip
+    use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    turns = [*user(text("Look.")), {"role": "assistant", "content": [use]}]
+    how = {"temperature": 0, "max_tokens": 8}
+    message = web.post(MESSAGES, json={"messages": [*turns, *user(block)], **how}).json()
+    assert message["content"][0]["text"] == said(told)
+    shown = {"type": "input_image", "image_url": url(ONE)}
+    output = [{"type": "input_text", "text": "seen:"}, shown]
+    given = [*user(text("Look.")), {"type": "function_call", "call_id": "c", **function},
+             {"type": "function_call_output", "call_id": "c", "output": output}]  # fmt: skip
+    response = web.post(RESPONSES, json={"input": given, "temperature": 0, "max_output_tokens": 8})
+    assert response.json()["output"][0]["content"][0]["text"] == said(told)
+    listed = web.get(f"{RESPONSES}/{response.json()['id']}/input_items?order=asc").json()["data"]
+    assert listed[2]["output"] == [shown, {"type": "input_text", "text": "seen:"}]
+    again = [*turns, *user(block, text("What?"))]
+    behind = web.post(MESSAGES, json={"messages": again, **how}).json()
+    wanted = answer(web, [*asks, *user(text("What?"))], max_tokens=8)
+    assert behind["content"][0]["text"] == said(wanted)
+    written = HERMES.written([("look", {})])
+    plain = answer(web, [
+        *user(text("Look.")), {"role": "assistant", "content": written},
+        *user(text("<tool_response>seen:"), part(ONE), text("</tool_response>\nWhat?")),
+    ], max_tokens=8)  # fmt: skip
+    assert said(plain) == said(wanted)
+    assert plain["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+
+
 ELSEWHERE = "expected a data: URL with the image itself: this server fetches no addresses"
 WRONG: list[tuple[str, Any, str]] = [
     (CHAT, user({"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}), ELSEWHERE),
@@ -194,7 +233,9 @@ WRONG: list[tuple[str, Any, str]] = [
     (CHAT, user({"type": "image_url", "image_url": {}}), "url: Field required"),
     (MESSAGES, user({"type": "image", "source": {"type": "file", "file_id": "f"}}), ELSEWHERE),
     (CHAT, [{"role": "system", "content": [part(ONE)]}, *user(text("a"))],
-     "an image in a message of the system: expected the user's"),
+     "an image in a message of the system: expected the user's or a tool's"),
+    (CHAT, [*user(text("a")), {"role": "assistant", "content": [part(ONE)]}, *user(text("a"))],
+     "an image in a message of the assistant: expected the user's or a tool's"),
     (CHAT, user(*[part(ONE)] * 60), "tokens, but the context holds 512 (-c sets another)"),
     (CHAT, user({"type": "input_audio", "input_audio": {}}),
      "this model reads text and images, expected 'text'"),

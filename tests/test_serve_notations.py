@@ -31,18 +31,19 @@ from notation_kit import (
 )  # fmt: skip
 from serve_kit import WORD
 from small_model import small_model
-from tool_kit import FUNCTIONS, JSON, TOOLS, both_ways, joined, told
+from tool_kit import FUNCTIONS, JSON, TOOLS, both_ways, calls_of, joined, told, whole_calls
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.stream import TextStream
 from ggraph.text.tokenizer import Tokenizer
+from models.serve.calls import Reading
 from models.serve.generation import Asked
 from models.serve.grammar import Grammars
 from models.serve.messages import Message
 from models.serve.notations import GEMMA, GRANITE, HERMES, LLAMA, notation_of
 from models.serve.replies import Dialect
 from models.serve.schema import ChatRequest
-from models.serve.tools import Reading, answer_grammar, for_template
+from models.serve.tools import answer_grammar, for_template
 
 every = pytest.mark.parametrize("kind", TAUGHT)
 
@@ -172,7 +173,7 @@ def test_gemmas_thoughts_may_be_before_all(grammars: Grammars, tokenizer: Tokeni
             shown += stream.push(token)
             thoughts += stream.thought
         reading = Reading(FUNCTIONS, GEMMA, bool(options))
-        names = [c["function"]["name"] for c in reading.calls(shown, "reply", 0)]
+        names = [c.name for c in calls_of(reading, shown)]
         assert (shown[: reading.shown(shown, "stop")], names) == (text, [n for n, _ in called])
         assert thoughts == f"{AROUND} call:f{{on:1}}"
 
@@ -223,8 +224,9 @@ def test_json_may_begin_as_llamas_calls_do(
 
 def read(kind: str, text: str, finish: str | None = "stop") -> tuple[str, list[tuple[str, str]]]:
     reading = Reading(FUNCTIONS, TAUGHT[kind][0])
-    found = [c["function"] for c in reading.calls(text, "reply", 0)]
-    return text[: reading.shown(text, finish)], [(c["name"], c["arguments"]) for c in found]
+    found = [(c.name, c.arguments) for c in calls_of(reading, text) if c.whole]
+    assert found == whole_calls(reading, text)
+    return text[: reading.shown(text, finish)], found
 
 
 @every
@@ -237,7 +239,7 @@ def test_text_and_whole_calls_are_read(kind: str) -> None:
         assert read(kind, text) == (text, [])
     for name in ("a.b-c", "f"):
         reading = Reading({name: None}, TAUGHT[kind][0])
-        assert [c["function"]["name"] for c in reading.calls(calls((name, "{}")), "r", 0)] == [name]
+        assert [c.name for c in calls_of(reading, calls((name, "{}")))] == [name]
 
 
 @pytest.mark.parametrize("kind", ["mistral", "mistral list"])
@@ -320,7 +322,8 @@ def test_a_stream_is_the_whole_answer(tokenizer: Tokenizer, kind: str, finish: s
 
     choices, streamed = both_ways(asked)
     wanted = ["", JSON, "plain", llama(UNKNOWN), ""]
-    counts = [1, 0, 0, 0, 1 if finish == "length" else 2]
+    streams = notation.arguments.growing("{", 0) is not None  # else a call is there whole or not
+    counts = [1, 0, 0, 0, 1 if finish == "length" and not streams else 2]
     for i, choice in enumerate(choices):
         content, called, _, end = joined(streamed, i)
         message = choice["message"]
@@ -355,6 +358,19 @@ def test_a_model_is_told_of_calls_that_its_template_does_not_teach(template: str
     assert all(t.function.name in system["content"] for t in TOOLS)
     assert called == {"role": "assistant", "content": HERMES.written([loaded(ON)])}
     assert "done" in result["content"]
+
+
+def test_results_and_what_is_said_then_are_one_turn_of_the_user() -> None:
+    """Where a model is told in words: templates as Gemma's refuse two turns of a role in a row."""
+    messages = [Message.model_validate(m) for m in talk(ON, ODD)]
+    more = [Message(role="user", content="And?"), Message(role="user", content="Well?")]
+    found, _ = for_template([*messages, *more], [], "")
+    assert [m["role"] for m in found] == ["user", "assistant", "user", "user"]
+    result = "<tool_response>done</tool_response>"
+    assert [m["content"] for m in found][2:] == [f"{result}\n{result}\nAnd?", "Well?"]
+    answered = Message(role="assistant", content="So.")
+    found, _ = for_template([*messages, answered, *more], [], "")
+    assert [m["content"] for m in found][2:] == [f"{result}\n{result}", "So.", "And?", "Well?"]
 
 
 def test_a_template_that_writes_no_calls_is_given_them_as_text() -> None:

@@ -25,15 +25,19 @@ from tool_kit import (
     TOOLS,
     both_ways,
     call,
+    calls_of,
     data_of,
+    heard,
     joined,
     told,
     tool,
+    whole_calls,
 )
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.anthropic import Messages
+from models.serve.calls import Reading
 from models.serve.conversations import Conversations
 from models.serve.errors import Refused
 from models.serve.generation import Asked, Generation
@@ -45,8 +49,8 @@ from models.serve.reader import Answers
 from models.serve.replies import DONE, PING, Dialect, Events
 from models.serve.responses import Responses, Turn
 from models.serve.schema import ChatRequest, ResponsesRequest
-from models.serve.tools import Reading, answer_grammar, for_template
-from models.serve.voice import Said
+from models.serve.tools import answer_grammar, for_template
+from models.serve.voice import Chance, Said
 from models.serve.worker import Ticket
 
 WORD: dict[str, Any] = {
@@ -177,11 +181,14 @@ def test_what_a_schema_says_that_nothing_holds(
 READING = Reading(FUNCTIONS, HERMES)
 
 
-def read(text: str, finish: str = "stop") -> tuple[str, list[tuple[str, Any]]]:
-    called = [c["function"] for c in READING.calls(text, "reply", 0)]
-    json.dumps(called, ensure_ascii=False).encode()
-    shown = text[: READING.shown(text, finish)]
-    return shown, [(c["name"], c["arguments"]) for c in called]
+def read(text: str, finish: str = "stop") -> tuple[str, list[tuple[str, ...]]]:
+    called = calls_of(READING, text, finish)
+    json.dumps([c.shown for c in called], ensure_ascii=False).encode()
+    assert all(c.whole for c in called[:-1])
+    found = [(c.name, c.arguments) for c in called if c.whole]
+    assert found == whole_calls(READING, text)
+    cut = [(c.name, c.arguments, "cut") for c in called if not c.whole]
+    return text[: READING.shown(text, finish)], [*found, *cut]
 
 
 ON, MARKED = ("f", '{"on": true}'), ("ff", f'{{"word": "a{OPEN}b{CLOSE}c"}}')
@@ -196,9 +203,19 @@ READ = [
     ("a" + FF + F[:-30], "length", "a", [MARKED]),
     ("a" + FF + F[: -len(CLOSE)], "stop", "a", [MARKED, ON]),  # which may be a stop string
     (F[:-30], "length", "", []),
+    (F[:-20], "length", "", [("f", '{"on":', "cut")]),
+    (F + FF[:53], "stop", "", [ON, ("ff", '{"word": "a<t', "cut")]),
+    (F[: -len(CLOSE) - 2], "length", "", [("f", '{"on": true}', "cut")]),  # no bracket behind it
+    (call("g", '{"a": tru}'), "stop", "", [("g", '{"a": tru', "cut")]),  # which no grammar lets by
     (G, "stop", "", [("g", '{"any": [1.50, 1e999]}')]),  # as it was written
     (call("g", '"\\ud800"'), "stop", "", [("g", '"\\ud800"')]),
-    (call("g", "[" * 200_000), "length", "", []),
+    (call("g", "[" * 9), "length", "", [("g", "[" * 9 + f"}}\n{CLOSE}", "cut")]),
+    (
+        call("g", "[" * 200_000 + "]" * 200_000),
+        "length",
+        "",
+        [("g", "[" * 200_000 + "]" * 199_999, "cut")],
+    ),  # too deep for anybody to read
     (call("g", "9" * 5000), "stop", "", [("g", "9" * 5000)]),
     (OPEN + '{"name": ["f"], "arguments": {}}' + CLOSE, "stop", "", []),
     (OPEN + '{"name": "f", "arguments": 12', "length", "", []),
@@ -208,7 +225,7 @@ READ = [
 
 @pytest.mark.parametrize(("text", "finish", "shown", "calls"), READ)
 def test_text_and_whole_calls_are_read(
-    text: str, finish: str, shown: str, calls: list[tuple[str, str]]
+    text: str, finish: str, shown: str, calls: list[tuple[str, ...]]
 ) -> None:
     assert read(text, finish) == (shown, calls)
 
@@ -239,16 +256,18 @@ def test_pieces_make_the_whole(text: str, formed: bool, finish: str, data: st.Da
 
 def test_a_marker_in_text_that_has_a_form_is_text() -> None:
     reading, text = Reading(FUNCTIONS, HERMES, formed=True), f'{{"word": "{F}"}}'
-    assert reading.shown(text, "stop") == len(text) and not reading.calls(text, "reply", 0)
-    assert reading.shown(F, "stop") == 0 and len(reading.calls(F, "reply", 0)) == 1
+    assert reading.shown(text, "stop") == len(text) and not calls_of(reading, text)
+    assert reading.shown(F, "stop") == 0 and len(calls_of(reading, F)) == 1
 
 
 def test_calls_have_names_of_their_own() -> None:
     """Within an answer, and among those of one request that say the same."""
-    ids = [c["id"] for choice in range(3) for c in READING.calls(F + F, "reply", choice)]
-    assert len(set(ids)) == 6
-    again = [c["id"] for choice in range(3) for c in READING.calls(F + F, "reply", choice)]
-    assert ids == again != [c["id"] for c in READING.calls(F + F, "other", 0)]
+    ids, again = (
+        [c.id for choice in "012" for c in calls_of(READING, F + F, answer=f"reply {choice}")]
+        for _ in range(2)
+    )
+    assert len(set(ids)) == 6 and ids == again
+    assert not set(ids).intersection(c.id for c in calls_of(READING, F + F, answer="other 0"))
 
 
 def test_templates_are_told_which_call_a_result_is_of() -> None:
@@ -274,7 +293,8 @@ SAID = [
     ([THOUGHT + "\n" + FF, THOUGHT + FF + F], "stop", "tool_calls"),
     ([THOUGHT, "plain ", "<"], "stop", "stop"),
     (["a" + F + FF[:40], F + F[:30]], "length", "length"),
-    ([F[:40], F[:5], F[: len(OPEN)], "a <tool"], "length", "length"),
+    ([F[:39], F[:5], F[: len(OPEN)], "a <tool"], "length", "length"),
+    (["a" + F + FF[:50], F[:40], F[:-15], "a <tool"], "length", "length"),
     ([G, REFERS], "stop", "tool_calls"),
 ]
 
@@ -302,7 +322,9 @@ def test_a_stream_is_the_whole_answer(
         assert choice["finish_reason"] == end == reason
         assert ((choice["logprobs"] or {}).get("content") or []) == logprobs
         assert text.startswith(content) and OPEN not in content
-        assert len(calls) == text.count("\n" + CLOSE)
+        assert len(calls) == text.count('"arguments": {')
+        whole = text.count("\n" + CLOSE)
+        assert all(json.loads(c["function"]["arguments"]) for c in calls[:whole])
     ids = [c["id"] for _, calls, *_ in streamed for c in calls]
     assert len(ids) == len(set(ids))
 
@@ -314,7 +336,8 @@ def test_a_stream_is_the_whole_answer(
         (THOUGHT + FF + F, "stop", ["message", "function_call", "function_call"]),
         (F + FF, "stop", ["function_call", "function_call"]),
         (F + FF[:40], "length", ["function_call"]),
-        (F[:40], "length", ["message"]),
+        (F[:39], "length", ["message"]),
+        ("a" + F[:45], "length", ["message", "function_call"]),
         (THOUGHT, "stop", ["message"]),
     ],
 )
@@ -348,7 +371,43 @@ def test_a_response_has_its_text_before_its_calls(
     deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
     assert "".join(deltas) == content
     later = kept.find("resp_1").messages[-1]
-    assert (later.text, len(later.tool_calls or ())) == (content, kinds.count("function_call"))
+    whole_ones = [i["call_id"] for i in output if i["type"] != "message" and whole_item(i)]
+    assert (later.text, [c.id for c in later.tool_calls or ()]) == (content, whole_ones)
+
+
+def whole_item(item: dict[str, Any]) -> bool:
+    """Whether an item of an output is, of which its status tells."""
+    if item["type"] == "function_call":
+        assert (item["status"] == "completed") == item["arguments"].endswith("}")
+    return item["status"] == "completed"
+
+
+@pytest.mark.parametrize("text", ["Let me look.\n" + F, F + FF, THOUGHT + FF[:50], "a <tool", ""])
+def test_a_response_tells_the_chances_of_its_text(
+    grammars: tuple[Grammars, Tokenizer], text: str
+) -> None:
+    """And of nothing else; what deltas, ends and the response say of it is the same."""
+    dialect = Dialect(True, "1", "m", grammars[1], 0)
+    responses = Responses(Generation(SERVICE, SILENT), Conversations(9, 9999))
+    body = ResponsesRequest(input="a", include=["message.output_text.logprobs"])
+    chance = Chance(97, -1.0)
+    tokens = [Said(97, text[at : at + 3], chance, at=at) for at in range(0, len(text), 3)]
+
+    async def streamed() -> Events:
+        turn = Turn(heard([tokens], "length"), dialect, body, READING)
+        async for e in responses.events(turn):
+            yield e
+
+    events = data_of(streamed())
+    known = [e for e in events if e["type"] == "response.output_text.delta"]
+    told = [c for e in known for c in e["logprobs"]]
+    shown = READING.shown(text, "length")
+    output = events[-1]["response"]["output"]
+    lone = all(i["type"] == "message" for i in output)
+    assert len(told) == sum(t.at < shown or lone for t in tokens)
+    for message in (i for i in output if i["type"] == "message"):
+        (done,) = (e for e in events if e["type"] == "response.output_text.done")
+        assert done["logprobs"] == message["content"][0]["logprobs"] == told
 
 
 BROKE: Any = SimpleNamespace(
@@ -456,8 +515,9 @@ def test_a_demanded_call_that_is_cut_is_no_text(server: Server) -> None:
         choice = server.client.chat.completions.create(**asked).choices[0]
         pieces = list(server.client.chat.completions.create(**asked, stream=True))
         text, calls, _, end = joined([p.to_dict() for p in pieces], 0)
-        assert (choice.message.content, choice.finish_reason) == (text, end) == ("", "length")
-        assert not choice.message.tool_calls and not calls
+        said = choice.message.content or "", choice.finish_reason
+        assert said == (text, end) == ("", "length")
+        assert len(calls) == len(choice.message.tool_calls or ()) == (limit > 40)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])

@@ -209,13 +209,15 @@ def test_a_disk_that_was_full_is_written_to_again(
     assert len(list(tmp_path.iterdir())) == 2, "a part goes with the next start"
 
 
-def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
-    """The real one: files of this process have no room for a while."""
+def test_a_full_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The real one: files of this process have no room for a while, which is counted and said
+    once."""
     disk, block = disk_of(tmp_path), {"cache.k.0": np.zeros((1, 1 << 20), np.uint8)}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        disk.keep(f"a{SUFFIX}", [1], block)
+        for name in "ac":
+            disk.keep(f"{name}{SUFFIX}", [1], block)
         until = time.monotonic() + 10
         while disk._waiting and time.monotonic() < until:
             time.sleep(0.01)
@@ -224,3 +226,6 @@ def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     disk.keep(f"b{SUFFIX}", [1], block)
     disk.close()
     assert [f.name for f in tmp_path.iterdir()] == [f"b{SUFFIX}"]
+    assert (disk.unwritten, disk.held) == (2, (tmp_path / f"b{SUFFIX}").stat().st_size)
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith(f"{tmp_path}: a block cannot be kept: ")

@@ -4,16 +4,18 @@ pieces."""
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 from serve_kit import FLAG, WORD
 
+from models.serve.calls import Call, Calls, Piece, Reading
 from models.serve.generation import Asked, Generation
 from models.serve.inbox import Ended, Inbox
 from models.serve.messages import Tool
 from models.serve.reader import Answers
-from models.serve.replies import Dialect, Events
+from models.serve.replies import Dialect, Events, Whole
 from models.serve.voice import Chance, Said
 from models.serve.worker import Ticket
 
@@ -84,11 +86,56 @@ def joined(events: list[dict[str, Any]], index: int) -> tuple[str, list[Any], li
     """Text, calls, chances and end of a streamed choice."""
     found = [c for e in events for c in e["choices"] if c["index"] == index]
     deltas = [c["delta"] for c in found]
-    calls = [c for d in deltas for c in d.get("tool_calls", ())]
-    assert [c.pop("index") for c in calls] == list(range(len(calls)))
+    calls = list[Any]()
+    for piece in (c for d in deltas for c in d.get("tool_calls", ())):
+        at, more = piece["index"], piece["function"]
+        if "id" in piece:  # a call begins, behind the one before
+            assert at == len(calls) and piece["type"] == "function" and more["name"]
+            calls.append({k: v for k, v in piece.items() if k != "index"})
+        else:
+            assert at == len(calls) - 1 and set(piece) == {"index", "function"}
+            assert set(more) == {"arguments"} and more["arguments"]
+            before = calls[-1]["function"]
+            calls[-1]["function"] = {**before, "arguments": before["arguments"] + more["arguments"]}
     logprobs = [e for c in found for e in (c.get("logprobs") or {}).get("content", ())]
     text = "".join(d.get("content", "") for d in deltas)
     return text, calls, logprobs, found[-1]["finish_reason"]
+
+
+def calls_of(reading: Reading, text: str, finish: str = "stop", answer: str = "a") -> list[Call]:
+    """The calls of an answer that has ended."""
+    calls = Calls(reading, answer)
+    calls.read(text, finish)
+    return calls.found
+
+
+def whole_calls(reading: Reading, text: str) -> list[tuple[str, str]]:
+    """Names and arguments of the whole calls of an answer that is there, by another way: one after
+    another, each read as a whole."""
+    at, found = reading.marker(text), list[tuple[str, str]]()
+    beginning, notation = reading.notation.first, reading.notation
+    while at >= 0 and (begun := beginning.match(text, at)) and begun[1] in reading.functions:
+        given = notation.arguments.read(text, begun.end(), reading.functions[begun[1]])
+        ended = given and notation.ended.match(text, given[1])
+        if given is None or not ended:
+            break
+        found.append((begun[1], given[0]))
+        at, beginning = ended.end(), notation.later
+    return found
+
+
+def heard_in_pieces(
+    reading: Reading, text: str, finish: str, cuts: Sequence[int]
+) -> tuple[str, list[Call], list[Piece]]:
+    """Text and calls of an answer that comes in pieces, and what was told of the calls."""
+    a, shown, pieces = Whole(calls=Calls(reading, "a")), "", list[Piece]()
+    at = [0, *cuts]
+    for start, stop in pairwise(at):
+        a.text += text[start:stop]
+        a.finish = finish if stop == at[-1] else None  # as the last piece is the end's
+        more, news = a.news()
+        shown, pieces = shown + more, pieces + news
+    return shown, a.called, pieces
 
 
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": WORD}}

@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
@@ -26,10 +27,16 @@ from safetensors.numpy import load_file, save
 
 from ggraph.decode.given import first_given
 from ggraph.errors import InputError
+from ggraph.lazy import lazy
 from ggraph.serving.memory import Memory
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Text
 from ggraph.tensor import Array
+
+if TYPE_CHECKING:
+    import logging
+else:
+    logging = lazy("logging")  # which most runs have no use for
 
 BLOCK = 64  # tokens of one file
 MOST_WAITING = 1 << 28  # bytes that wait to be written; what comes beside them is not kept
@@ -56,6 +63,9 @@ class Disk:
         except OSError as error:
             raise InputError(f"cannot use {folder}: {error.strerror or error}") from None
         self.folder, self.most_bytes = folder, most_bytes
+        self.refused = 0  # blocks that were not what their names say
+        self.unwritten = 0  # blocks that could not be written
+        self._failing = False  # whether the last one could not
         self._first = hashlib.sha256(identity).digest()
         self._sizes = {f.name: size for _, size, f in sorted(found)}  # used longest ago first
         self._lock = threading.Lock()  # of the sizes, and of what waits
@@ -118,6 +128,7 @@ class Disk:
         fits = {n: (a.dtype.type, a.shape) for n, a in block.items()} == wanted
         right = fits and said is not None and np.array_equal(said, digest(block))
         if not right or block["tokens"].tolist() != list(tokens):
+            self.refused += 1
             self._delete(name)
             return None
         with self._lock:  # it was used last
@@ -155,9 +166,21 @@ class Disk:
             os.replace(part, path)
             with self._lock:
                 self._sizes[name] = path.stat().st_size
-        except (OSError, SafetensorError):  # a full disk: the block is not kept
+            self._failing = False
+        except (OSError, SafetensorError) as error:  # a full disk: the block is not kept
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+            self.unwritten += 1
+            if not self._failing:  # once, however many texts end until there is room again
+                log = logging.getLogger("ggraph.serving")
+                log.warning("%s: a block cannot be kept: %s", self.folder, error)
+            self._failing = True
+
+    @property
+    def held(self) -> int:
+        """Bytes of all files."""
+        with self._lock:
+            return sum(self._sizes.values())
 
     def _make_room(self) -> None:
         """Delete what was used longest ago."""

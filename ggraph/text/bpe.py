@@ -10,8 +10,9 @@ Legend: L, R the ids of two neighbours; n symbols of a word.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
@@ -22,6 +23,8 @@ from ggraph.text.pre import PreTokenizer
 from ggraph.text.vocab import byte_chars
 
 GONE = -1  # the id of a symbol that is no token, or was merged into the one before it
+NEVER = -1  # what neighbours are worth that do not merge
+_LOW = (1 << 32) - 1
 # Words of which ids are kept, and their letters at most: in 3.3 MB of ggraph's pages and code there
 # are 14,223 different words, of which 3 are longer.
 WORDS, LETTERS = 20_000, 64
@@ -72,34 +75,52 @@ class Merges:
             return None
         return self._ranks[at], self._made[at]
 
-    def apply(self, symbols: list[int]) -> list[int]:
-        """The ids that a word's symbols end as: best rank first, leftmost among equals. Those that
-        are GONE keep their neighbours apart."""
-        ids, n = list(symbols), len(symbols)
-        before, after = list(range(-1, n - 1)), list(range(1, n + 1))
-        queue: list[tuple[int, int, int, int, int]] = []  # (rank, place of L, L, R, both)
+    def apply(self, symbols: Sequence[int]) -> list[int]:
+        """The ids that a word's symbols end as. Those that are GONE keep their neighbours apart."""
+        return merged(symbols, Pairs(self.find))
 
-        def offers(left: int) -> Iterator[tuple[int, int, int, int, int]]:
-            if left >= 0 and after[left] < n:
-                pair = ids[left], ids[after[left]]
-                found = self.find(*pair)
-                if found is not None:
-                    yield found[0], left, *pair, found[1]
 
-        queue += [offer for place in range(n) for offer in offers(place)]
-        heapify(queue)
-        while queue:
-            _, left, *pair, both = heappop(queue)
-            right = after[left]
-            if right >= n or [ids[left], ids[right]] != pair:
-                continue  # one of the two has merged with another since
-            ids[left], ids[right], after[left] = both, GONE, after[right]
-            if after[left] < n:
-                before[after[left]] = left
-            for place in (before[left], left):
-                for offer in offers(place):
-                    heappush(queue, offer)
-        return [i for i in ids if i != GONE]
+class Pairs(dict[int, int]):
+    """What two neighbours are worth, by `left << 32 | right`: their rank and what they make, as
+    `rank << 32 | both`, or NEVER. Looked up once, since long words have the same ones again and
+    again."""
+
+    def __init__(self, find: Callable[[int, int], tuple[int, int] | None]) -> None:
+        self._find = find
+
+    def __missing__(self, pair: int) -> int:
+        found = None if pair < 0 else self._find(pair >> 32, pair & _LOW)  # GONE is below 0
+        worth = self[pair] = NEVER if found is None else found[0] << 32 | found[1]
+        return worth
+
+
+def merged(symbols: Sequence[int], pairs: Pairs) -> list[int]:
+    """What symbols end as: the neighbours of the best rank merge first, the leftmost among equals,
+    until none do."""
+    ids, n = [*symbols, GONE], len(symbols)  # what is behind the last never merges
+    before, after = list(range(-1, n - 1)), list(range(1, n + 2))
+    best = [pairs[left << 32 | right] for left, right in pairwise(ids)]  # by the place of L
+    queue = [(worth >> 32) << 32 | place for place, worth in enumerate(best) if worth >= 0]
+    heapify(queue)  # of rank and place, in one number: half the time that pairs of two take
+    while queue:
+        offer = heappop(queue)
+        place = offer & _LOW
+        if best[place] >> 32 != offer >> 32:
+            continue  # one of the two has merged with another since
+        gone, both = after[place], best[place] & _LOW
+        behind = after[place] = after[gone]
+        ids[place], best[gone], ids[gone] = both, NEVER, GONE
+        worth = best[place] = pairs[both << 32 | ids[behind]]
+        if worth >= 0:
+            heappush(queue, (worth >> 32) << 32 | place)
+        if behind < n:
+            before[behind] = place
+        first = before[place]
+        if first >= 0:
+            worth = best[first] = pairs[ids[first] << 32 | both]
+            if worth >= 0:
+                heappush(queue, (worth >> 32) << 32 | first)
+    return [i for i in ids if i != GONE]
 
 
 class BpeEncoder:

@@ -1,13 +1,11 @@
 """SentencePiece BPE as llama.cpp runs it: merge the best-scored neighbours first.
 
 The `tokenizers` engine wants one rank per pair, while a SentencePiece file has one score per token
-and breaks ties by position; so this file merges by itself, and keeps the ids of words that it has
-seen. Gemma 4's files have ranked pairs instead of scores, and all else of SentencePiece.
-
-Legend: n characters of a chunk; L, R the left and right symbol of a candidate pair.
+and breaks ties by position; so this file says what pairs are worth, bpe.py merges, and the ids of
+words that were seen are kept. Gemma 4's files have ranked pairs instead of scores, and all else of
+SentencePiece.
 """
 
-import heapq
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.formats.strings import Texts
-from ggraph.text.bpe import GONE, Merges, Remembered
+from ggraph.text.bpe import GONE, Merges, Pairs, Remembered, merged
 from ggraph.text.vocab import SPACE
 
 _SPACE = SPACE.encode()
@@ -65,36 +63,27 @@ class SpmEncoder(_ByteFallback):
     def __init__(self, tokens: Texts, scores: Sequence[float], unk_id: int | None = None) -> None:
         super().__init__(tokens, unk_id)
         self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
-        self._scores = tuple(scores)
+        self._ranks = np.unique(-np.asarray(scores), return_inverse=True)[1].tolist()
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
-        symbols = list(chunk)  # "" marks a symbol that was merged into the one before it
-        before, after = list(range(-1, len(chunk) - 1)), list(range(1, len(chunk) + 1))
-        queue: list[tuple[float, int, int, int]] = []  # (-score, L, R, length)
+        numbers = dict[
+            str, int
+        ]()  # of texts, which need not be tokens: two that are none may be one
+        texts = list[str]()
 
-        def offer(left: int, right: int) -> None:
-            if left < 0 or right >= len(symbols):
-                return
-            both = symbols[left] + symbols[right]
+        def number(text: str) -> int:
+            if text not in numbers:
+                numbers[text] = len(texts)
+                texts.append(text)
+            return numbers[text]
+
+        def find(left: int, right: int) -> tuple[int, int] | None:
+            both = texts[left] + texts[right]
             i = self._ids.get(both)
-            if i is not None:
-                heapq.heappush(queue, (-self._scores[i], left, right, len(both)))
+            return None if i is None else (self._ranks[i], number(both))
 
-        for i in range(1, len(symbols)):
-            offer(i - 1, i)
-        while queue:
-            _, left, right, length = heapq.heappop(queue)
-            stale = not symbols[left] or not symbols[right]
-            if stale or len(symbols[left]) + len(symbols[right]) != length:
-                continue
-            symbols[left] += symbols[right]
-            symbols[right] = ""
-            after[left] = after[right]
-            if after[right] < len(symbols):
-                before[after[right]] = left
-            offer(before[left], left)
-            offer(left, after[left])
-        return tuple(i for s in symbols if s for i in self._ids_of(s))
+        found = merged(list(map(number, chunk)), Pairs(find))
+        return tuple(i for text in map(texts.__getitem__, found) for i in self._ids_of(text))
 
 
 class RankedEncoder(_ByteFallback):

@@ -162,13 +162,16 @@ class StopMatcher:
     """Passes text through up to the first stop string, which `stopped` then names.
 
     The first is the one that ends first and, of those, the one that starts first. Text that could
-    be the start of a stop string waits until that is decided.
+    be the start of a stop string waits until that is decided. Behind one of the texts `until`,
+    which may stand anywhere or, `first`, before all, nothing is looked for any more.
     """
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, stops: Sequence[str] = (), until: Sequence[str] = (), *, first: bool = False
+    ) -> None:
         if isinstance(stops, str) or not all(isinstance(s, str) and s for s in stops):
             raise InputError(f"stop strings: expected non-empty strings, got {stops!r}")
-        self.stops = tuple(stops)
+        self.stops, self._until, self._first = tuple(stops), tuple(until), first
         self._held = ""
         self.stopped: str | None = None
 
@@ -180,12 +183,19 @@ class StopMatcher:
             return ""
         text = self._held + text
         found = [(at + len(s), at, s) for s in self.stops if (at := text.find(s)) >= 0]
-        if found:
+        until = [u for u in self._until if not self._first or u.startswith(text[: len(u)])]
+        over = [at + len(u) for u in until if (at := text.find(u)) >= 0]
+        if found and (not over or min(found)[0] <= min(over)):
             _, start, self.stopped = min(found)
             self._held = ""
             return text[:start]
-        keep = max((_overlap(text, s) for s in self.stops), default=0)
+        if over:
+            self.stops, self._held = (), ""
+            return text
+        keep = max(_overlap(text, s) for s in (*self.stops, *until))
         self._held = text[len(text) - keep :]
+        if self._first and keep < len(text):  # what is shown now is before all
+            self._until = ()
         return text[: len(text) - keep]
 
     def finish(self) -> str:
@@ -203,9 +213,12 @@ class TextStream:
         stops: Sequence[str] = (),
         shown: Iterable[int] = (),
         thinking: bool | None = None,
+        until: Sequence[str] = (),
+        *,
+        first: bool = False,
     ) -> None:
         self._text = Detokenizer(tokenizer, shown, thinking)
-        self._match = StopMatcher(stops)
+        self._match = StopMatcher(stops, until, first=first)
         self.letters = 0  # of text so far, held back or shown
 
     @property

@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from .anthropic_blocks import Chosen, ClientTool, MessagesRequest, conversation
+from .calls import Call, Piece
 from .errors import MESSAGES, Refused
 from .generation import Asked, Generation
 from .inbox import Ended
@@ -18,6 +20,7 @@ from .voice import Said
 from .wire import Wire
 
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\],]', re.DOTALL)  # of JSON, strings whole
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -39,27 +42,29 @@ class Messages:
         """The reply, once all of it is there."""
         [a], content = await self.generation.ended(asked), _Content()
         content.more("thinking", a.thought)
-        content.rest(asked, a)
-        return {**_message(asked, a), "content": content.blocks, **_end(asked, a)}
+        content.more("text", a.shown)
+        for call in a.called:
+            content.call(Piece(call, True, call.arguments))
+            content.blocks[-1]["input"] = input_of(call)
+        return {**_message(asked, a), "content": content.blocks, **_end(a)}
 
     async def events(self, asked: Asked, wire: Wire | None = None) -> Events:
         """The reply as it comes."""
-        a, content = Whole(), _Content()
+        a, content = asked.answer(), _Content()
         yield _event("message_start", message={**_message(asked, a), "content": []})
 
         def tell(index: int, what: Said | Ended) -> bytes:
             if isinstance(what, Ended):
                 return b""
-            thought = content.more("thinking", what.thought)
-            return thought + content.more("text", a.untold(asked.shown(a)))
+            return content.more("thinking", what.thought) + content.news(a)
 
         async for said in self.generation.told(asked, [a], tell, wire):
             yield said
         if a.error is not None:
             yield failed(a.error, MESSAGES)
             return
-        told = content.rest(asked, a)
-        yield told + _event("message_delta", delta=_end(asked, a), usage=_usage(asked, a))
+        told = content.news(a) + content.closed()
+        yield told + _event("message_delta", delta=_end(a), usage=_usage(asked, a))
         yield _event("message_stop")
 
 
@@ -77,20 +82,29 @@ class _Content:
         head = b""
         if self.open != kind:
             signed = {"signature": ""} if kind == "thinking" else {}
-            head, self.open = self._closed() + self._begun({"type": kind, kind: "", **signed}), kind
+            head, self.open = self.closed() + self._begun({"type": kind, kind: "", **signed}), kind
         self.blocks[-1][kind] += text
         return head + self._more({"type": f"{kind}_delta", kind: text})
 
-    def rest(self, asked: Asked, a: Whole) -> bytes:
-        """What is known at the end: text that was held back, and calls."""
-        told = self.more("text", a.untold(asked.shown(a))) + self._closed()
-        for call in asked.calls(a):
-            name, given = call["function"]["name"], call["function"]["arguments"]
-            told += self._begun({"type": "tool_use", "id": call["id"], "name": name, "input": {}})
-            told += self._more({"type": "input_json_delta", "partial_json": given})
-            told += _event("content_block_stop", index=len(self.blocks) - 1)
-            self.blocks[-1]["input"] = read_input(given)
-        return told
+    def news(self, a: Whole) -> bytes:
+        """What an answer says beyond what was told of it: text and calls."""
+        text, called = a.news()
+        return b"".join([self.more("text", text), *map(self.call, called)])
+
+    def call(self, piece: Piece) -> bytes:
+        """More of a call."""
+        call, told = piece.call, b""
+        if piece.begins:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            told, self.open = self.closed() + self._begun(block), "tool_use"
+        if piece.more:
+            told += self._more({"type": "input_json_delta", "partial_json": piece.more})
+        return told + (self.closed() if call.whole else b"")
+
+    def closed(self) -> bytes:
+        """The last block ends, where one is open."""
+        was, self.open = self.open, ""
+        return _event("content_block_stop", index=len(self.blocks) - 1) if was else b""
 
     def _begun(self, block: dict[str, Any]) -> bytes:
         self.blocks.append(block)
@@ -98,10 +112,6 @@ class _Content:
 
     def _more(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", index=len(self.blocks) - 1, delta=delta)
-
-    def _closed(self) -> bytes:
-        was, self.open = self.open, ""
-        return _event("content_block_stop", index=len(self.blocks) - 1) if was else b""
 
 
 def as_chat(body: MessagesRequest) -> ChatRequest:
@@ -135,9 +145,32 @@ def _chosen(choice: Chosen) -> str | ToolChoice:
     return ToolChoice.of(choice.name)
 
 
+def input_of(call: Call) -> Any:
+    """The arguments of a call, or as many of one that was cut as are whole."""
+    if call.whole:
+        return read_input(call.arguments)
+    with suppress(ValueError, RecursionError):
+        return read_input(_with_an_end(call.arguments))
+    return {}
+
+
 def read_input(text: str) -> Any:
-    """The arguments of a call. Numbers that no reply can hold are the texts that they were."""
+    """Arguments. Numbers that no reply can hold are the texts that they were."""
     return json.loads(text, parse_int=_whole, parse_float=_finite)
+
+
+def _with_an_end(text: str) -> str:
+    """JSON that is cut, up to the last value that is there as a whole, and brackets that close
+    what is open."""
+    end, opened = 0, list[str]()
+    for part in _PARTS.finditer(text):
+        if part[0] in "{[":
+            opened.append("}" if part[0] == "{" else "]")
+        elif part[0] in "}]":
+            opened.pop()
+        if part[0] in "{[]},":
+            end = part.start() if part[0] == "," else part.end()
+    return text[:end] + "".join(reversed(opened))
 
 
 def _whole(text: str) -> int | str:
@@ -159,9 +192,9 @@ def _message(asked: Asked, a: Whole) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _end(asked: Asked, a: Whole) -> dict[str, Any]:
+def _end(a: Whole) -> dict[str, Any]:
     """Why an answer has ended."""
-    finish = str(finish_of(a, asked.calls(a)))
+    finish = str(finish_of(a))
     reason = REASONS.get(finish, "end_turn" if a.stopped is None else "stop_sequence")
     stopped = a.stopped if reason == "stop_sequence" else None
     return {"stop_reason": reason, "stop_sequence": stopped}

@@ -19,7 +19,7 @@ from .fields import (
     of_types,
     only,
 )
-from .messages import CalledFunction, FunctionName, ImagePart, Message, TextPart, ToolCall
+from .messages import CalledFunction, FunctionName, ImagePart, Message, Part, TextPart, ToolCall
 from .schema import PLAIN_TEXT, Limit, Sampling
 
 Name = Annotated[str, Field(max_length=256)]
@@ -46,7 +46,7 @@ class ResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: OrNull[LongText | Annotated[list[TextPart], items(MOST_LIST)]] = ""
+    content: OrNull[LongText | Annotated[list[Part], items(MOST_LIST)]] = ""
 
 
 PassedType = Literal[
@@ -205,20 +205,20 @@ def _asked(role: str, blocks: Sequence[Block]) -> list[Message]:
     results = (b for b in blocks if isinstance(b, ResultBlock))
     found = []
     for r in results:
-        text = r.content if isinstance(r.content, str) else _lines(r.content)
-        id = r.tool_use_id
-        found.append(Message.model_construct(role="tool", content=text, tool_call_id=id))
+        given, id = r.content if isinstance(r.content, str) else _shown(r.content), r.tool_use_id
+        found.append(Message.model_construct(role="tool", content=given, tool_call_id=id))
     seen = [b for b in blocks if isinstance(b, TextPart | ImagePart)]
     if not found or seen:
-        has_image = any(isinstance(b, ImagePart) for b in seen)
-        content = _parts(seen) if has_image else _lines(seen)
-        found.append(Message.model_construct(role=role, content=content))
+        found.append(Message.model_construct(role=role, content=_shown(seen)))
     return found
 
 
-def _parts(seen: Sequence[TextPart | ImagePart]) -> list[TextPart | ImagePart]:
-    """Texts and images in order, those side by side as lines."""
-    found = list[TextPart | ImagePart]()
+def _shown(seen: Sequence[Part]) -> str | list[Part]:
+    """Texts and images in order, those side by side as lines; one text where there is nothing
+    else."""
+    if not any(isinstance(b, ImagePart) for b in seen):
+        return _lines(seen)
+    found = list[Part]()
     for b in seen:
         last = found[-1] if found else None
         if isinstance(b, TextPart) and isinstance(last, TextPart):

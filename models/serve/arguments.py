@@ -36,6 +36,11 @@ class Arguments(Protocol):
         """Arguments from a place on, as JSON, and the place behind; None where they are cut."""
         ...
 
+    def growing(self, text: str, at: int) -> "Growing | None":
+        """Arguments from a place on that are told while they are written; None where they are
+        known at the answer's end alone."""
+        ...
+
     def written(self, given: Any) -> str:
         """Arguments that an earlier call was given."""
         ...
@@ -57,12 +62,57 @@ class Json:
         end = behind_value(text, at)
         return None if end < 0 else (text[at:end], end)
 
+    def growing(self, text: str, at: int) -> "Growing | None":
+        """See `Arguments`. Where a number ends shows behind it alone, so values that are no object
+        or list, which schemas of arguments hardly ever ask for, are read at the end."""
+        return Growing(at) if text.startswith(("{", "["), at) else None
+
     def written(self, given: Any) -> str:
         """See `Arguments`."""
         return json.dumps(given)
 
 
 JSON = Json()
+_PART = re.compile(r'[{}\[\]"]')
+_STRING = re.compile(r'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
+
+
+class Growing:
+    """An object or list of JSON that is being written, from a place of a text on. Its last bracket
+    is kept back until the whole is known to be right."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.at = start  # behind what was looked at
+        self.ended = False  # whether it is whole, and right
+        self._told = start  # place up to which it was told
+        self._depth, self._quoted, self._open = 0, False, True
+
+    def more(self, text: str) -> str:
+        """What is new of it."""
+        if self._open and self._closes(text):
+            self._open = False
+            self.ended = behind_value(text, self.start) == self.at
+        end = len(text) if self._open else self.at if self.ended else self.at - 1
+        told, self._told = self._told, end
+        return text[told:end]
+
+    def _closes(self, text: str) -> bool:
+        """Look at what is new; whether the last bracket is there."""
+        while True:
+            if self._quoted:
+                found = _STRING.match(text, self.at)
+                assert found is not None, f"{_STRING.pattern} matches an empty text, too"
+                self.at, self._quoted = found.end(), not found[1]
+                if self._quoted:
+                    return False
+            part = _PART.search(text, self.at)
+            if part is None:
+                self.at = len(text)
+                return False
+            self.at, self._quoted = part.end(), part[0] == '"'
+            self._depth += (part[0] in "{[") - (part[0] in "}]")
+            if not self._depth:
+                return True
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +179,10 @@ class Tagged:
                 return None
             found[begun[1]], at = _typed(text[start:end], types), end + len(self.after)
         return joined(found), at
+
+    def growing(self, text: str, at: int) -> "Growing | None":
+        """See `Arguments`: how often a name comes, and what a value is, shows behind it."""
+        return None
 
     def written(self, given: Any) -> str:
         """See `Arguments`."""

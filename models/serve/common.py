@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from .metrics import Metrics
 from .reader import Reader
 
 LOG = logging.getLogger("ggraph.serve")
+SHORT_BODY = 1 << 14  # bytes that are read as fields at once: 8 MB of small ones take seconds
 CLOSED = 499  # what is logged where the client went away
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -103,8 +105,19 @@ class CommonApi:
         self.service.check_letters(len(asked.content), "content")
         special = asked.parse_special
         encode = partial(self.service.m.tokenizer.encode, asked.content, special=special)
-        bos = None if asked.add_special else False
-        return JSONResponse({"tokens": await run_in_threadpool(encode, bos=bos)})
+        ids = await run_in_threadpool(encode, bos=None if asked.add_special else False)
+        if not asked.with_pieces:
+            return JSONResponse({"tokens": ids})
+        told = await run_in_threadpool(lambda: list(map(self._piece, ids)))
+        return JSONResponse({"tokens": told})
+
+    def _piece(self, token: int) -> dict[str, Any]:
+        """A token with its text, or its bytes where they are half a letter."""
+        raw = self.service.m.tokenizer.token_bytes(token)
+        try:
+            return {"id": token, "piece": raw.decode()}
+        except UnicodeDecodeError:
+            return {"id": token, "piece": list(raw)}
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -114,7 +127,9 @@ class CommonApi:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        one = self._model()
+        ends = {"first_id": one["id"], "last_id": one["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": [one], **ends})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
@@ -125,11 +140,13 @@ class CommonApi:
         return JSONResponse(one)
 
     def _model(self) -> dict[str, Any]:
-        """The one that is served, as of when the server began."""
-        s = self.service
+        """The one that is served, as of when the server began; its names are OpenAI's, and
+        Anthropic's."""
+        s, made = self.service, datetime.fromtimestamp(self.service.begun, UTC).isoformat()
         facts = {"context_length": s.context, "vocab_size": s.m.model.vocab_size, **self.facts}
         one = {"id": s.name, "object": "model", "created": s.begun, "owned_by": "ggraph"}
-        return {**one, "meta": facts}
+        more = {"type": "model", "display_name": s.name, "created_at": made}
+        return {**one, **more, "meta": facts}
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 where answers can be had."""
@@ -151,7 +168,8 @@ class CommonApi:
         raw = await self.bodies.read(request)
         if self.service.settings.log_prompts:
             LOG.info("%s %s", request.url.path, raw.decode("utf-8", "replace"))
-        return checked(lambda: kind.model_validate_json(raw))
+        read = partial(checked, lambda: kind.model_validate_json(raw))
+        return read() if len(raw) <= SHORT_BODY else await run_in_threadpool(read)
 
 
 class EncoderApi(CommonApi):
@@ -237,11 +255,22 @@ def answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
     return run
 
 
+def _hint(request: Request) -> str:
+    """Which address may be meant, by a client that was given another base than it wants."""
+    given, routes = request.url.path, request.app.routes
+    where = "/" + given.strip("/")
+    for meant in (f"/v1{where}", where.removeprefix("/v1"), where):
+        scope = {**request.scope, "path": meant}
+        if meant != given and any(r.matches(scope)[0] is not Match.NONE for r in routes):
+            return f" (is {meant[:200]} meant?)"
+    return ""
+
+
 async def unknown(request: Request, error: Exception) -> Response:
     """What no handler took."""
     status, where = getattr(error, "status_code", 500), request.url.path[:200]
     if status != 405:
-        said = f"no such address: {where}" if status == 404 else "the server failed"
+        said = f"no such address: {where}{_hint(request)}" if status == 404 else "the server failed"
         reply = as_reply(Refused(said, status), where)
         if status >= 500:
             id = reply.headers[REQUEST_ID]

@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .errors import Refused
-from .fields import LongText
 from .items import CallItem, Item, MessageItem, ReferenceItem, ResultItem
-from .messages import CalledFunction, Message, Part, ToolCall
+from .messages import CalledFunction, Message, ToolCall
 from .replies import one_line
 from .routing import kept_with
 from .schema import InputItemsQuery
@@ -116,17 +115,22 @@ def items_of(id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for m in messages:
         if m.role == "tool":
-            more = {"call_id": m.tool_call_id, "output": m.text}
+            output = _parts(m) if m.images else m.text
+            more = {"call_id": m.tool_call_id, "output": output}
             found.append({"type": "function_call_output", **more})
         elif m.text or not m.tool_calls:
-            part = output_part(m.text) if m.role == "assistant" else input_part(m.text)
-            seen = [{"type": "input_image", "image_url": p.image_url.url} for p in m.images]
-            found.append({"type": "message", "role": m.role, "content": [*seen, part]})
+            found.append({"type": "message", "role": m.role, "content": _parts(m)})
         for call in m.tool_calls or ():
             more = {"call_id": call.id, **call.function.model_dump()}
             found.append({"type": "function_call", **more})
     name = id.removeprefix("resp_")
     return [{"id": f"item_{name}_{i}", "status": "completed", **f} for i, f in enumerate(found)]
+
+
+def _parts(m: Message) -> list[dict[str, Any]]:
+    """A message's images, and its text."""
+    seen = [{"type": "input_image", "image_url": p.image_url.url} for p in m.images]
+    return [*seen, output_part(m.text) if m.role == "assistant" else input_part(m.text)]
 
 
 def _items_with(id: str, kept: Kept) -> dict[str, dict[str, Any]]:
@@ -166,9 +170,7 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
             called = CalledFunction(name=item.name, arguments=item.arguments)
             _call(found, ToolCall(id=item.call_id, function=called))
         elif isinstance(item, ResultItem):
-            told = item.output
-            output: LongText | list[Part] = told if isinstance(told, str) else [*told]
-            found.append(Message(role="tool", content=output, tool_call_id=item.call_id))
+            found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
     return found
 
 

@@ -4,10 +4,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ggraph.text.stream import is_harmony
+from ggraph.text.stream import TextStream, is_harmony
 
+from .calls import Calls, Reading
 from .engine import Service, Wanted
 from .errors import Refused
 from .grammar import schema_of
@@ -18,7 +20,7 @@ from .notations import HARMONY, HERMES, Notation, notation_of
 from .reader import Answers
 from .replies import DONE, PING, Dialect, Events, Whole, event, failed, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, each
-from .tools import Reading, answer_grammar, chosen, demanded, for_template
+from .tools import answer_grammar, chosen, demanded, for_template
 from .voice import Form, Said
 from .wire import Wire
 
@@ -34,17 +36,11 @@ class Asked:
     body: Sampling
     reading: Reading | None = None  # where it may call functions
 
-    def shown(self, a: Whole) -> int:
-        """How many letters of an answer, as far as it has come, are text for the client."""
-        return len(a.text) if self.reading is None else self.reading.shown(a.text, a.finish, a.told)
-
-    def text(self, a: Whole) -> str:
-        """The text of an answer that is there."""
-        return a.text[: self.shown(a)]
-
-    def calls(self, a: Whole, index: int = 0) -> list[dict[str, Any]]:
-        """The calls of an answer that is there."""
-        return self.reading.calls(a.text, self.dialect.id, index) if self.reading else []
+    def answer(self, index: int = 0) -> Whole:
+        """One of the answers, of which nothing has come."""
+        if self.reading is None:
+            return Whole()
+        return Whole(calls=Calls(self.reading, f"{self.dialect.id} {index}"))
 
 
 @dataclass(eq=False)
@@ -72,6 +68,9 @@ class Generation(Listener):
             notation = notation_of(self.service.m.tokenizer.chat_template or "") or HERMES
             form, reading, shown = self._calling(asked, tools, notation, thinking)
         wanted = Wanted(limit, top, form, stem, shown, thinking, demanded(asked.tool_choice))
+        if reading is not None:
+            until, first = reading.beginnings, reading.first_letters
+            wanted.stream = partial(TextStream, until=until, first=first)
         dialect = self.dialect(asked)
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
@@ -108,7 +107,7 @@ class Generation(Listener):
 
     async def ended(self, asked: Asked) -> list[Whole]:
         """All answers, once they are there. Refused where one has failed."""
-        found = [Whole() for _ in asked.answers.tickets]
+        found = [asked.answer(i) for i in range(len(asked.answers.tickets))]
         async for heard in self.heard(asked.answers):
             for index, what in heard:
                 if what is not None:
@@ -116,13 +115,14 @@ class Generation(Listener):
         for a in found:
             if a.error is not None:
                 raise self.service.worker.refusal(a.error)
+            a.news()
         return found
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """The reply, once all of it is there."""
         found = await self.ended(asked)
         choices = [
-            asked.dialect.choice(i, a, _message(asked, i, a) if asked.dialect.chat else None)
+            asked.dialect.choice(i, a, _message(a) if asked.dialect.chat else None)
             for i, a in enumerate(found)
         ]
         envelope = asked.dialect.envelope(choices, chunk=False)
@@ -131,7 +131,7 @@ class Generation(Listener):
     async def events(self, asked: Asked, wire: Wire | None = None) -> Events:
         """The answers as they come, as server-sent events; what another thread may send goes by the
         wire."""
-        d, found = asked.dialect, [Whole() for _ in asked.answers.tickets]
+        d, found = asked.dialect, [asked.answer(i) for i in range(len(asked.answers.tickets))]
         if d.chat:  # where there may be calls alone, some clients take "" for a text of its own
             opening = {"role": "assistant"} | ({} if asked.reading else {"content": ""})
             for i in range(len(found)):
@@ -219,36 +219,27 @@ def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:
 
 
 def _told(asked: Asked, a: Whole, index: int, what: Said | Ended) -> bytes:
-    """The events of what an answer says."""
-    d = asked.dialect
-    if isinstance(what, Ended):
-        if a.error is not None:
-            return failed(a.error)
-        return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
-    thought = b""
-    if what.thought and d.chat:
-        thought = _chunk(d, d.thought(index, what.thought))
-    text = a.untold(asked.shown(a))
-    if what.chance is not None:
-        return thought + _chunk(d, d.piece(index, text, what))
-    return thought + (d.told(index, text) if text else b"")
+    """The events of what an answer says, or of its end."""
+    if a.error is not None:
+        return failed(a.error)
+    d, told = asked.dialect, list[bytes]()
+    said = what if isinstance(what, Said) else None
+    if said is not None and said.thought and d.chat:
+        told.append(_chunk(d, d.thought(index, said.thought)))
+    text, called = a.news()
+    if said is not None and said.chance is not None:
+        told.append(_chunk(d, d.piece(index, text, said)))
+    elif text:
+        told.append(d.told(index, text))
+    told += [_chunk(d, d.called(index, p)) for p in called if p.begins or p.more]
+    if said is None:
+        told.append(_chunk(d, d.last(index, finish_of(a))))
+    return b"".join(told)
 
 
-def _message(asked: Asked, index: int, a: Whole) -> dict[str, Any]:
-    text, calls = asked.text(a), asked.calls(a, index)
+def _message(a: Whole) -> dict[str, Any]:
     thought = {"reasoning_content": a.thought} if a.thought else {}
-    if calls:
-        return {"role": "assistant", "content": text or None, **thought, "tool_calls": calls}
-    return {"role": "assistant", "content": text, **thought, "refusal": None}
-
-
-def _endings(asked: Asked, index: int, a: Whole) -> list[dict[str, Any]]:
-    """The last pieces of an answer: text that might have become a call, and its calls."""
-    d, found = asked.dialect, list[dict[str, Any]]()
-    if text := a.untold(asked.shown(a)):
-        found.append(d.piece(index, text, None))
-    calls = asked.calls(a, index)
-    if calls:
-        delta = {"tool_calls": [{"index": i, **c} for i, c in enumerate(calls)]}
-        found.append({"index": index, "delta": delta, "finish_reason": None})
-    return [*found, d.last(index, finish_of(a, calls))]
+    if a.called:
+        calls = [c.shown for c in a.called]
+        return {"role": "assistant", "content": a.shown or None, **thought, "tool_calls": calls}
+    return {"role": "assistant", "content": a.shown, **thought, "refusal": None}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Discriminator, Field, Tag
 
 from .fields import MOST_LIST, Body, Effort, LongText, OrNull, items, kind_of
-from .messages import EITHER, Function, Part, TextPart
+from .messages import EITHER, Function, Part
 
 
 class MessageItem(Body):
@@ -30,7 +30,7 @@ class ResultItem(Body):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(max_length=256)] | None = None
-    output: LongText | Annotated[list[TextPart], items(MOST_LIST)]
+    output: LongText | Annotated[list[Part], items(MOST_LIST)]
 
 
 class ReferenceItem(Body):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .arguments import joined, quoted
+from .arguments import Growing, joined, quoted
 from .lark import Lark
 from .parameters import Parameters, named_as, types_named, values_of
 
@@ -47,6 +47,10 @@ class Literals:
             return self._entries(text, at, self._bare(self.assign))
         except (ValueError, RecursionError):
             return None
+
+    def growing(self, text: str, at: int) -> Growing | None:
+        """See `Arguments`: a name may come twice, and the last value counts."""
+        return None
 
     def written(self, given: Any) -> str:
         """See `Arguments`."""

@@ -153,10 +153,11 @@ class Message(Body):
 
 
 def images_of(messages: Sequence[Message]) -> list[bytes]:
-    """What is in the files of all images. Refused where somebody else than the user shows one."""
+    """What is in the files of all images. Refused where somebody else shows one than the user and
+    functions, in what they give back."""
     for m in messages:
-        if m.images and m.role != "user":
-            raise Refused(f"an image in a message of the {m.role}: expected the user's")
+        if m.images and m.role not in ("user", "tool"):
+            raise Refused(f"an image in a message of the {m.role}: expected the user's or a tool's")
     return [p.data for m in messages for p in m.images]
 
 

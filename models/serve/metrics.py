@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ggraph.serving.batch import Batch
+from ggraph.serving.disk import Disk
 from ggraph.serving.encoder import Encoding
 from ggraph.serving.memory import Memory
 
@@ -46,6 +47,8 @@ class BatchCollector(Collector):
         )
         if isinstance(b, Batch):
             yield from _of_cache(b.memory)
+            if b.disk is not None:
+                yield from _of_disk(b.disk.disk)
 
 
 def _of_cache(m: Memory) -> Iterator[Metric]:
@@ -61,6 +64,15 @@ def _of_cache(m: Memory) -> Iterator[Metric]:
         gauges["ggraph_states_free"] = "Such slots that hold nothing.", states.pool.free
         gauges["ggraph_states_kept"] = "Such slots kept for later texts.", states.kept
     yield from _gauges(gauges)
+
+
+def _of_disk(d: Disk) -> Iterator[Metric]:
+    """What is kept beside the cache."""
+    unwritten = "Blocks that the disk did not take, as a full one does not."
+    refused = "Blocks on the disk that were not what their names say."
+    yield CounterMetricFamily("ggraph_disk_unwritten", unwritten, value=d.unwritten)
+    yield CounterMetricFamily("ggraph_disk_refused", refused, value=d.refused)
+    yield from _gauges({"ggraph_disk_bytes": ("Bytes of the disk cache.", d.held)})
 
 
 def _gauges(gauges: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ggraph.text.tokenizer import Tokenizer
 
+from .calls import Call, Calls, Piece
 from .errors import Refused, body
 from .inbox import Ended
 from .voice import Chance, Said
@@ -43,6 +44,25 @@ class Whole:
     error: str | None = None
     stopped: str | None = None  # the stop string that ended it
     told: int = 0  # letters of its text that the client has
+    calls: Calls | None = None  # where it may call functions
+
+    @property
+    def shown(self) -> str:
+        """The text that the client has."""
+        return self.text[: self.told]
+
+    @property
+    def called(self) -> list[Call]:
+        """The calls that the client knows."""
+        return [] if self.calls is None else self.calls.found
+
+    def news(self) -> tuple[str, list[Piece]]:
+        """What the client has not been told, which it will be now: text, and then of calls."""
+        if self.calls is None:
+            return self.untold(len(self.text)), []
+        before = self.told
+        text = self.untold(self.calls.reading.shown(self.text, self.finish, before))
+        return text, self.calls.read(self.text, self.finish, before)
 
     def untold(self, end: int) -> str:
         """What the client has not been told of the first `end` letters, which it will be now."""
@@ -64,9 +84,10 @@ class Whole:
             self.drafted, self.accepted = t.drafted, t.accepted
 
 
-def finish_of(a: Whole, calls: Any) -> str | None:
+def finish_of(a: Whole) -> str | None:
     """Why an answer ended, in OpenAI's words: one that was cut is that, whatever it calls."""
-    return "tool_calls" if calls and a.finish == "stop" else a.finish
+    whole = bool(a.called) and a.called[-1].whole
+    return "tool_calls" if whole and a.finish == "stop" else a.finish
 
 
 def usage(prompt_tokens: int, answers: Sequence[Whole]) -> dict[str, Any]:
@@ -117,12 +138,9 @@ class Dialect:
 
     def choice(self, index: int, a: Whole, message: dict[str, Any] | None) -> dict[str, Any]:
         """A whole answer; `message` is a chat's."""
-        found: dict[str, Any] = {"index": index, "finish_reason": a.finish}
+        found: dict[str, Any] = {"index": index, "finish_reason": finish_of(a)}
         found["logprobs"] = self.logprobs(a.said)
-        if message is None:
-            return {**found, "text": a.text}
-        finish = finish_of(a, message.get("tool_calls"))
-        return {**found, "finish_reason": finish, "message": message}
+        return {**found, **({"text": a.text} if message is None else {"message": message})}
 
     def told(self, index: int, text: str) -> bytes:
         """The event of a piece without chances. There is one for every token, of which only the
@@ -148,6 +166,13 @@ class Dialect:
     def thought(self, index: int, thought: str) -> dict[str, Any]:
         """More of what an answer says that is not for the user."""
         delta = {"reasoning_content": thought}
+        return {"index": index, "finish_reason": None, "logprobs": None, "delta": delta}
+
+    def called(self, index: int, piece: Piece) -> dict[str, Any]:
+        """More of a call, which has its name and id where it begins."""
+        begun, more = piece.call.shown if piece.begins else {}, {"arguments": piece.more}
+        function = {**begun.get("function", {}), **more}
+        delta = {"tool_calls": [{"index": piece.call.index, **begun, "function": function}]}
         return {"index": index, "finish_reason": None, "logprobs": None, "delta": delta}
 
     def last(self, index: int, finish: str | None) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """POST /v1/responses: the same answers in the newer form, which can go on from one another."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .calls import Call, Piece
 from .conversations import Conversations, Kept, messages_of, output_part
 from .errors import Refused
 from .generation import Asked, Generation
@@ -74,29 +76,21 @@ class Responses:
 
     async def events(self, turn: Turn, wire: Wire | None = None) -> Events:
         """The reply as it comes; every event has a number."""
-        a, told = Whole(), _Teller(turn)
+        a = turn.answer()
+        told = _Teller(turn, a)
         for kind in ("response.created", "response.in_progress"):
             yield told(kind, response=_response(turn, a, []))
 
         def tell(index: int, what: Said | Ended) -> bytes:
-            if isinstance(what, Ended):
-                return b""
-            told.chances += _chances(turn, [what])
-            text = a.untold(turn.shown(a))
-            return told.more(text) if text else b""
+            return told.news() if isinstance(what, Said) else b""
 
         async for said in self.generation.told(turn, [a], tell, wire):
             yield said
         if a.error is not None:
             yield told("error", message=a.error, code=None, param=None)
             return
-        output = output_of(turn, a)
-        for index, item in enumerate(output):
-            if item["type"] == "function_call":
-                yield told.call(index, item)
-            else:
-                yield told.more(a.untold(turn.shown(a))) + told.closed(item)
-        response = self._finished(turn, a, output)
+        yield told.news() + told.end()
+        response = self._finished(turn, a, output_of(turn, a))
         kind = "completed" if response["status"] == "completed" else "incomplete"
         yield told(f"response.{kind}", response=response)
 
@@ -140,54 +134,82 @@ def _by_its_name() -> Iterator[None]:
 
 
 class _Teller:
-    """Numbers the events of a response."""
+    """Numbers the events of a response, and knows which of its items is open."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, turn: Turn, a: Whole) -> None:
+        self.turn, self.a = turn, a
         self._place = {"item_id": turn.message_id, "output_index": 0, "content_index": 0}
-        self.number, self.open = 0, False  # whether the message has begun
-        self.chances = list[dict[str, Any]]()  # of tokens that no event has told of
+        self.number, self.items = 0, 0  # of events, and of items that have begun
+        self._message = False  # whether it is open
+        self._call: Call | None = None  # the one that is open
+        self._known = 0  # tokens whose chances were told
 
     def __call__(self, kind: str, **facts: Any) -> bytes:
         self.number += 1
         return event({"type": kind, "sequence_number": self.number - 1, **facts}, kind)
 
-    def opened(self) -> bytes:
+    def news(self) -> bytes:
+        """What the answer says beyond what was told of it."""
+        text, called = self.a.news()
+        told = [self._more(text)] if text else []
+        return b"".join(told + [self._of_call(piece) for piece in called])
+
+    def end(self) -> bytes:
+        """What is open ends, where it was cut, too; a message where there is nothing else."""
+        told = b"" if self.items else self._opened()
+        if self._message and (rest := self._chances()):
+            told += self("response.output_text.delta", **self._place, delta="", logprobs=rest)
+        return told + self._closed()
+
+    def _opened(self) -> bytes:
         """The message begins."""
+        self.items, self._message = 1, True
         item = {**_message(self.turn, Whole()), "status": "in_progress", "content": []}
         added = self("response.output_item.added", output_index=0, item=item)
         return added + self("response.content_part.added", **self._place, part=output_part(""))
 
-    def more(self, text: str) -> bytes:
-        """What the message has beyond what was told of it, and its beginning before that."""
-        head, self.open = b"" if self.open else self.opened(), True
-        if not text and not self.chances:
-            return head
-        facts = {**self._place, "delta": text, "logprobs": self.chances}
-        self.chances = []
+    def _more(self, text: str) -> bytes:
+        """More of the message, and its beginning before that."""
+        head = b"" if self._message else self._opened()
+        facts = {**self._place, "delta": text, "logprobs": self._chances()}
         return head + self("response.output_text.delta", **facts)
 
-    def closed(self, item: dict[str, Any]) -> bytes:
-        """The message ends."""
-        at, part = self._place, item["content"][0]
-        known = {"text": part["text"], "logprobs": part.get("logprobs", [])}
-        return b"".join((
-            self("response.output_text.done", **at, **known),
-            self("response.content_part.done", **at, part=part),
-            self("response.output_item.done", output_index=0, item=item),
-        ))  # fmt: skip
+    def _chances(self) -> list[dict[str, Any]]:
+        """Those of tokens of the message that no event has told of."""
+        known, self._known = self._known, _spoken(self.a)
+        return _chances(self.turn, self.a.said[known : self._known])
 
-    def call(self, index: int, item: dict[str, Any]) -> bytes:
-        """One call, which is known once it is whole."""
-        at = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        arguments, kind = item["arguments"], "response.function_call_arguments"
-        return b"".join((
-            self("response.output_item.added", output_index=index, item=begun),
-            self(f"{kind}.delta", **at, delta=arguments),
-            self(f"{kind}.done", **at, name=item["name"], arguments=arguments),
-            self("response.output_item.done", output_index=index, item=item),
-        ))  # fmt: skip
+    def _of_call(self, piece: Piece) -> bytes:
+        """More of a call, which ends what is before it where it begins."""
+        told, call, kind = b"", piece.call, "response.function_call_arguments"
+        if piece.begins:
+            told = self._closed()
+            self.items, self._call = self.items + 1, call
+            begun = {**_called(self.turn, call), "status": "in_progress", "arguments": ""}
+            told += self("response.output_item.added", output_index=self.items - 1, item=begun)
+        if piece.more:
+            at = {"item_id": _id_of(self.turn, call), "output_index": self.items - 1}
+            told += self(f"{kind}.delta", **at, delta=piece.more)
+        return told + (self._closed() if call.whole else b"")
+
+    def _closed(self) -> bytes:
+        """The message ends, or the last call."""
+        told, place = b"", {"output_index": self.items - 1}
+        if self._message:
+            item = _message(self.turn, self.a)
+            at, part = self._place, item["content"][0]
+            known = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            told = self("response.output_text.done", **at, **known)
+            told += self("response.content_part.done", **at, part=part)
+            told += self("response.output_item.done", **place, item=item)
+        elif self._call is not None:
+            item = _called(self.turn, self._call)
+            facts = {"item_id": item["id"], **place}
+            facts |= {"name": item["name"], "arguments": item["arguments"]}
+            told = self("response.function_call_arguments.done", **facts)
+            told += self("response.output_item.done", **place, item=item)
+        self._message, self._call = False, None
+        return told
 
 
 def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
@@ -221,33 +243,48 @@ def _chosen(flat: FlatChoice | FlatAllowed) -> ToolChoice | AllowedChoice:
 
 def output_of(turn: Turn, a: Whole) -> list[dict[str, Any]]:
     """The items of a response: a message, calls of functions, or one and then the others."""
-    calls = [
-        {
-            "type": "function_call", "id": f"fc_{turn.dialect.name}_{i}",
-            "call_id": call["id"], "status": "completed", **call["function"],
-        }
-        for i, call in enumerate(turn.calls(a))
-    ]  # fmt: skip
-    message = _message(turn, a)
-    return [message, *calls] if message["content"][0]["text"] or not calls else calls
+    calls = [_called(turn, call) for call in a.called]
+    return [_message(turn, a), *calls] if a.shown or not calls else calls
 
 
 def _as_message(output: list[dict[str, Any]]) -> Message:
-    """A response as a later one sees it."""
+    """A response as a later one sees it, without a call that was cut: no result is of it."""
     items: list[Item] = []
     for i in output:
         if i["type"] == "message":
             items.append(MessageItem(role="assistant", content=i["content"][0]["text"]))
-        else:
+        elif i["status"] == "completed":
             items.append(CallItem.model_validate(i))
-    return messages_of(items)[0]
+    return messages_of(items or [MessageItem(role="assistant", content="")])[0]
 
 
 def _message(turn: Turn, a: Whole) -> dict[str, Any]:
-    status = "incomplete" if a.finish == "length" else "completed"
+    """The item of an answer's text; where calls follow, it has not been cut."""
+    status = "incomplete" if a.finish == "length" and not a.called else "completed"
     base = {"id": turn.message_id, "type": "message", "role": "assistant", "status": status}
-    chances = {"logprobs": _chances(turn, a.said)} if turn.body.chances else {}
-    return {**base, "content": [{**output_part(turn.text(a)), **chances}]}
+    chances = {"logprobs": _chances(turn, a.said[: _spoken(a)])} if turn.body.chances else {}
+    return {**base, "content": [{**output_part(a.shown), **chances}]}
+
+
+def _called(turn: Turn, call: Call) -> dict[str, Any]:
+    """The item of a call."""
+    return {
+        "type": "function_call", "id": _id_of(turn, call), "call_id": call.id,
+        "status": "completed" if call.whole else "incomplete",
+        "name": call.name, "arguments": call.arguments,
+    }  # fmt: skip
+
+
+def _id_of(turn: Turn, call: Call) -> str:
+    return f"fc_{turn.dialect.name}_{call.index}"
+
+
+def _spoken(a: Whole) -> int:
+    """How many of an answer's tokens are its message's, as far as is known: at its end all that are
+    no call's."""
+    if a.finish is not None and not a.called:
+        return len(a.said)
+    return bisect_left(a.said, a.told, key=lambda s: s.at)
 
 
 def _chances(turn: Turn, said: Sequence[Said]) -> list[dict[str, Any]]:

@@ -381,6 +381,7 @@ class TokenizeRequest(Body):
     content: LongText
     add_special: OrNull[bool] = False
     parse_special: OrNull[bool] = False
+    with_pieces: OrNull[bool] = False
 
 
 class DetokenizeRequest(Body):

@@ -4,13 +4,10 @@ An answer is text, then calls, in the notation that the model's chat template te
 what begins the first call tells them apart, and arguments are held to the functions' own schemas.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -145,7 +142,7 @@ def for_template(
         found = [_with_calls(m, notation, spelt) for m in each]
         more = {"tools": [t.model_dump(exclude_none=True) for t in tools]} if tools else {}
         return found, more
-    found = [_in_words(m) for m in messages]
+    found = _in_words(messages)
     if not tools:
         return found, {}
     functions = (json.dumps(t.function.model_dump(exclude_none=True)) for t in tools)
@@ -203,12 +200,40 @@ def _given(call: ToolCall, notation: Notation) -> Any:
     return given
 
 
-def _in_words(m: Message) -> dict[str, Any]:
-    """A message for a template that knows no tools, or teaches what cannot be read."""
-    if m.role in ("tool", "function"):
-        return {"role": "user", "content": f"<tool_response>{m.text}</tool_response>"}
-    said = m.shown if m.images else m.text + _written(m, HERMES)
-    return {"role": _role(m), "content": said, **m.thought}
+def _in_words(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools, or teaches what cannot be read. What functions
+    gave back is the user's to say, in one turn with what is said then: many templates refuse two
+    turns of one role in a row."""
+    found, result = list[dict[str, Any]](), False  # whether the last one is a result
+    for m in messages:
+        given = m.role in ("tool", "function")
+        told = {"role": "user" if given else _role(m), "content": _worded(m, given), **m.thought}
+        if result and told["role"] == "user":
+            found[-1]["content"] = _behind(found[-1]["content"], told["content"])
+        else:
+            found.append(told)
+        result = given
+    return found
+
+
+def _worded(m: Message, given: bool) -> Any:
+    """What a message says in words, calls and results in it."""
+    if given:
+        return _behind(_behind("<tool_response>", m.shown, ""), "</tool_response>", "")
+    return m.shown if m.images else m.text + _written(m, HERMES)
+
+
+def _behind(first: Any, second: Any, between: str = "\n") -> Any:
+    """What a message says, and what follows it: one text, or a list of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + between + second
+    return [*_parts(first), *_parts(between), *_parts(second)]
+
+
+def _parts(content: Any) -> list[dict[str, str]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
 
 
 def _written(m: Message, notation: Notation) -> str:
@@ -226,64 +251,3 @@ def _object(text: str) -> Any:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):
         return text
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How an answer that may call functions is read. Where text is `formed`, JSON, or the notation
-    has no marker, the first letters decide: what begins a call means nothing behind them."""
-
-    functions: Mapping[str, dict[str, Any] | None]  # by their names, the schemas of arguments
-    notation: Notation
-    formed: bool = False
-
-    def shown(self, text: str, finish: str | None, told: int = 0) -> int:
-        """How many letters of an answer are text for the client, who has `told` of them. Before
-        the `finish`, and where it was cut, what may be a call's beginning is none."""
-        at = self._marker(text, told)
-        if at < 0:
-            at = len(text) if finish == "stop" else self._undecided(text)
-            if at == len(text) and (finish is not None or self._first_letters):
-                return at
-        return len(text[:at].rstrip())
-
-    def calls(self, text: str, reply: str, choice: int) -> list[dict[str, Any]]:
-        """The whole calls of an answer, in OpenAI's form, with arguments as the model wrote them.
-        Their names follow from the reply's, whoever makes it, and the choice's index."""
-        at, found = self._marker(text), list[dict[str, Any]]()
-        beginning, notation = self.notation.first, self.notation
-        while at >= 0 and (begun := beginning.match(text, at)) and begun[1] in self.functions:
-            schema = self.functions[begun[1]]
-            given = notation.arguments.read(text, begun.end(), schema)
-            ended = given and notation.ended.match(text, given[1])
-            if given is None or not ended:
-                break
-            function = {"name": begun[1], "arguments": given[0]}
-            id = hashlib.sha256(f"{reply} {choice} {len(found)}".encode()).hexdigest()[:16]
-            found.append({"id": f"call_{id}", "type": "function", "function": function})
-            at, beginning = ended.end(), notation.later
-        return found
-
-    @property
-    def _first_letters(self) -> bool:
-        return self.formed or not self.notation.marker
-
-    @cached_property
-    def _beginnings(self) -> tuple[str, ...]:
-        """What ends text where it is met."""
-        if marker := self.notation.marker:
-            return (marker,)
-        return tuple(b for name in self.functions for b in self.notation.begun(name))
-
-    def _marker(self, text: str, since: int = 0) -> int:
-        """Where the calls begin; -1 where there are none yet."""
-        if self._first_letters:
-            return 0 if text.startswith(self._beginnings) else -1
-        return text.find(self.notation.marker, since)
-
-    def _undecided(self, text: str) -> int:
-        """Where the text's end may be the beginning of calls."""
-        at = 0 if self._first_letters else text.rfind(self.notation.marker[0])
-        if at >= 0 and any(b.startswith(text[at:]) for b in self._beginnings):
-            return at
-        return len(text)
