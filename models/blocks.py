@@ -16,7 +16,7 @@ from ggraph.formats.checkpoint import scale_name
 
 from .config import SIGMOID, DecoderConfig
 from .groups import limited
-from .rotation import rotate
+from .rotation import growth_of, places, rotate
 
 DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds (`lora`)
 
@@ -50,7 +50,8 @@ class Step:
     def __post_init__(self) -> None:
         rows, seen = self.shape.rows, self.shape.listed or self.shape.context
         self.tokens = input("tokens", (rows,), dtypes.I32)
-        self.positions = input("positions", (rows,), dtypes.I32)
+        self.places = places(self)
+        self.positions = self.places[0]
         self.types = input("types", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
         kind = dtypes.I32 if self.shape.listed else dtypes.F32
@@ -70,18 +71,18 @@ class Step:
             if rows <= LOG:
                 self.log_slots = input("log_slots", (rows,), dtypes.I64)
 
-    @cached_property
-    def growth(self) -> Tensor:
-        """By how much each row's queries are longer than in the first context of the training, f32
-        [T]: 1 + g * ln(1 + how many such contexts are behind it), or stretches with itself in one.
+    growth = cached_property(growth_of)
 
-        Sources: transformers' `get_llama_4_attn_scale` and `modeling_llama4`.
-        """
+    @cached_property
+    def given(self) -> Tensor:
+        """Rows in the place of tokens, and what each of the first layers adds: f32 [T, n * E]."""
         c = self.config
-        at = ops.cast(self.positions, dtypes.F32)
-        length = c.growth_length or c.rope.n_ctx_orig or c.max_position_embeddings
-        behind = ops.floor((at + 1.0 if c.growth_length else at) / length)
-        return ops.log(behind + 1.0) * c.query_growth + 1.0
+        return input("given", (self.shape.rows, (1 + c.n_deepstack_layers) * c.hidden_size))
+
+    def given_part(self, i: int) -> Tensor:
+        """The i-th part of each of these rows: [T, E]."""
+        e = self.config.hidden_size
+        return self.given if self.given.shape[1] == e else ops.columns(self.given, i * e, e)
 
     def asked(self, x: Tensor, i: int) -> Tensor:
         """Of x [T, n] or [T] the rows of which layer i's result is read: all T; of a decoder's last
@@ -116,7 +117,7 @@ class Step:
 def embed(s: Step) -> Tensor:
     """Rows of the embedding table for the step's tokens, by its factor, or given ones: [T, E]."""
     x = scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
-    return placed(x) if s.shape.given else x
+    return placed(x, s.given_part(0)) if s.shape.given else x
 
 
 def looked_up(s: Step, table: str) -> Tensor:
@@ -206,7 +207,7 @@ def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
     that the layer is asked for, grown where queries grow."""
     rope, asks = s.config.rope_of(i), role == "q"
     if rope is not None:
-        at = s.asked(s.positions, i) if asks else s.positions
+        at = [s.asked(p, i) for p in s.places] if asks else s.places
         x = rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
     return x * s.asked(s.growth, i).reshape(-1, 1, 1) if asks and s.config.query_growth else x
 
@@ -355,9 +356,8 @@ def tap(s: Step, x: Tensor, i: int) -> None:
 def wanted_rows(s: Step, x: Tensor) -> Tensor:
     """[M, E]: the rows that get logits, if the last layer has not left the others out."""
     rows, wanted = s.shape.rows, s.shape.wanted
-    if x.shape[0] == wanted and (wanted < rows or rows == 1):
-        return x
-    return ops.get_rows(x, s.wanted, name="wanted_rows")
+    few = x.shape[0] == wanted and (wanted < rows or rows == 1)
+    return x if few else ops.get_rows(x, s.wanted, name="wanted_rows")
 
 
 Norm = Callable[[Step, Tensor, str], Tensor]

@@ -84,7 +84,7 @@ def _queries(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
         wide = blocks.linear(s, x, f"{blk}.attn_q", h * c.key)
     q = wide.reshape(rows, h, c.key)
     plain, turned = ops.columns(q, 0, c.plain), ops.columns(q, c.plain, c.rotated)
-    turned = rotate(s, turned, s.config.rope, f"{blk}.q_rope", s.asked(s.positions, i))
+    turned = rotate(s, turned, s.config.rope, f"{blk}.q_rope", [s.asked(s.positions, i)])
     return ops.concat([plain, turned], axis=-1)
 
 

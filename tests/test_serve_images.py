@@ -195,7 +195,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (MESSAGES, user({"type": "image", "source": {"type": "file", "file_id": "f"}}), ELSEWHERE),
     (CHAT, [{"role": "system", "content": [part(ONE)]}, *user(text("a"))],
      "an image in a message of the system: expected the user's"),
-    (CHAT, user(*[part(ONE)] * 60), "tokens, but the context holds 512 (-c sets another)"),
+    (CHAT, user(*[part(ONE)] * 100), "tokens, but the context holds 512 (-c sets another)"),
     (CHAT, user({"type": "input_audio", "input_audio": {}}),
      "this model reads text and images, expected 'text'"),
 ]  # fmt: skip

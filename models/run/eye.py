@@ -5,6 +5,7 @@ on. Rows are kept, since each turn of a conversation shows its images again.
 """
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,13 +13,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ggraph import Array, InputError, Session
-from ggraph.decode.given import Given, given_rows
+from ggraph.decode.given import Given, given_rows, on_grid
 from ggraph.text.tokenizer import Tokenizer
 
 from ..images import MARKS, Picture, picture
 from ..tower import Tower
-
-_KEY = "tile"
 
 
 class Eye:
@@ -60,7 +59,7 @@ class Eye:
         for data in images:
             with self._lock:  # one at a time is decoded, which may take 200 MB
                 seen.append(picture(data, sight))
-            if (count := sum(len(p.tiles) for p in seen) * sight.rows) > most:
+            if (count := sum(p.rows(sight) for p in seen)) > most:
                 raise InputError(
                     f"{len(seen)} images make {count} tokens, but the context holds {most} (-c "
                     "sets another)"
@@ -74,27 +73,34 @@ class Eye:
 
     def _rows(self, seen: Picture) -> list[Given]:
         """An image's rows, tile by tile."""
-        name = hashlib.sha256(seen.tiles.tobytes()).digest()
+        name = hashlib.sha256(f"{seen.tiles.shape}".encode() + seen.tiles.tobytes()).digest()
         with self._lock:
             found = self._seen.pop(name, None)
             if found is None:
-                together, found = self.tower.sight.together, []
+                sight, found = self.tower.sight, []
                 for tile in seen.tiles:
-                    found += given_rows(self._tile(tile), self.token, together=together)
+                    rows = self._tile(tile)
+                    if sight.most:
+                        found += on_grid(rows, self.token, sight.grid(tile)[1])
+                    else:
+                        found += given_rows(rows, self.token, together=sight.together)
             self._seen[name] = found
             while sum(map(len, self._seen.values())) > self.most and len(self._seen) > 1:
                 self._seen.popitem(last=False)
         return found
 
     def _tile(self, tile: Array) -> Array:
-        """f32 [N, E] of a tile u8 [S, S, 3]."""
+        """f32 [N, E] of a tile u8 [H, W, 3]."""
+        tower = self.tower
         if self._session is None:
             self._session = self._open()
-            self._session.expect(self.tower.catalogue.values())
-            self._session.prepare(_KEY, self.tower.build, self.tower.weight)
+            self._session.expect(tower.catalogue.values())
+        key = count = tower.planned(tile)
+        if key not in self._session:
+            self._session.prepare(key, lambda: tower.build(count), tower.weight)
         self.read += 1
-        rows: Array = np.array(self._session.run(_KEY, self.tower.feeds(tile))["rows"])
-        return rows
+        rows = self._session.run(key, tower.feeds(tile))["rows"]
+        return np.array(rows[: math.prod(tower.sight.grid(tile))])
 
     def close(self) -> None:
         """Give devices and memory back."""
