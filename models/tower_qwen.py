@@ -8,7 +8,7 @@ what some layers make becomes rows as well, which a decoder adds behind its own 
 
 Graphs are made for a number of patches, an image being filled up to the next one that is planned:
 there are eight for each doubling, so that less than an eighth is in vain, and not more than
-`Sight.most` needs plans, some 60 in all.
+`Sight.most` needs plans, 66 in all.
 
 Sources: Wang et al. 2024 (arXiv 2409.12191), Bai et al. 2025 (arXiv 2502.13923), Meng et al. 2024
 (arXiv 2406.04334); transformers' `modeling_qwen2_vl`, `modeling_qwen2_5_vl`, `modeling_qwen3_vl`.

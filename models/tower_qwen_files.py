@@ -25,7 +25,7 @@ from .tower_qwen import FIRST, MERGE, SECOND, QwenTower, deep
 CLASSES = {
     QWEN2: ("Qwen2VLForConditionalGeneration",),
     QWEN25: ("Qwen2_5_VLForConditionalGeneration",),
-    QWEN3: ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    QWEN3: tuple(f"Qwen3{name}ForConditionalGeneration" for name in ("VL", "VLMoe", "_5", "_5Moe")),
 }
 # More than these rows no image becomes, though configs of released folders allow 16384: a context
 # of 4096 holds three such images, attention of all patches grows with their square, and 1280 is

@@ -21,7 +21,13 @@ from models.serve.settings import Settings
 from models.tower_files import tower_of
 
 TILED = ("smolvlm", "gemma3")  # whose images become tiles of one size
-QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")  # whose images keep their shape
+QWEN = (
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+)  # whose images keep their shape
 NAMES = TILED + QWEN
 EXACT: dict[str, Any] = {"threads": 1, "exact": True, "cache_type": "f32"}
 

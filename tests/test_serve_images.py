@@ -93,7 +93,8 @@ def test_another_image_is_another_question(asked: tuple[TestClient, Any]) -> Non
     answer(web, [*turns, *user(text("And?"))])
     assert service.m.eye.read == read
     known = service.m.prompt_ids("What?", images=[ONE])
-    assert service.batch.counters.reused - reused > first_given(known) + 8
+    least = 0 if service.m.model.recurrent else first_given(known) + 8
+    assert service.batch.counters.reused - reused >= least
     both = answer(web, user(text("a"), part(ONE), text("b"), part(OTHER)))
     swapped = answer(web, user(text("a"), part(OTHER), text("b"), part(ONE)))
     assert said(both) != said(swapped)
@@ -112,6 +113,8 @@ def test_drafts_and_neighbours_change_nothing(asked: tuple[TestClient, Any]) -> 
 def test_a_smaller_model_that_sees_nothing_may_draft(asked: tuple[TestClient, Any]) -> None:
     """It reads an image's rows as the last of its tokens: guesses differ, answers do not."""
     web, service = asked
+    if service.m.model.recurrent:
+        pytest.skip("such a model drafts for one text at a time")
     question = user(part(ONE), text("What?"))
     alone = said(answer(web, question, max_tokens=40))
     path = Path(service.m.model.checkpoint.path)

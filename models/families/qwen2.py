@@ -36,13 +36,9 @@ def sliding(values: Mapping[str, Any], slides: Callable[[int, int], bool]) -> Ma
     return {**values, "layer_types": [f"{'sliding' if s else 'full'}_attention" for s in own]}
 
 
-def sectioned(sections: tuple[int, ...]) -> Callable[[DecoderConfig], DecoderConfig]:
-    """Sets how many pairs turn by time, line and column, where neither file says it."""
-
-    def complete(c: DecoderConfig) -> DecoderConfig:
-        return replace(c, mrope_section=c.mrope_section or sections)
-
-    return complete
+def turning(c: DecoderConfig) -> DecoderConfig:
+    """How many pairs turn by time, line and column, where neither file says it."""
+    return replace(c, mrope_section=c.mrope_section or (16, 24, 24))
 
 
 def sections_of(c: DecoderConfig) -> dict[str, Any]:
@@ -57,7 +53,7 @@ QWEN2 = Architecture(
     },
 )  # fmt: skip
 QWEN2_VL = replace(
-    QWEN2, name="qwen2vl", complete=sectioned((16, 24, 24)), keys=sections_of,
+    QWEN2, name="qwen2vl", complete=turning, keys=sections_of,
     hf=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     hf_defaults={
         **QWEN2.hf_defaults, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,

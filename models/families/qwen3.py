@@ -31,9 +31,9 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return x + s.asked(s.given_part(1 + i), i) if deep else x
 
 
-def turning(c: DecoderConfig) -> DecoderConfig:
-    """Lines and columns take pairs in turn."""
-    return replace(qwen2.sectioned((24, 20, 20))(c), mrope_interleaved=True)
+def turning(c: DecoderConfig, sections: tuple[int, ...] = (24, 20, 20)) -> DecoderConfig:
+    """Lines and columns take pairs in turn, as many as these where neither file says it."""
+    return replace(c, mrope_section=c.mrope_section or sections, mrope_interleaved=True)
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -93,7 +93,8 @@ class Loaded(Opened):
             )
         if tower.sight.most and not model.turns_by_place:
             raise ModelError(
-                f"{model.name} does not say by which pairs rows of an image are turned"
+                f"{model.name} does not say by which pairs rows of an image are turned (files that "
+                "`ggraph convert` writes do)"
             )
         return Eye(tower, self.tokenizer, self.another, self.context)
 
