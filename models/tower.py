@@ -92,6 +92,11 @@ class Sight:
         step = self.patch * self.merge
         return tile.shape[0] // step, tile.shape[1] // step
 
+    def count(self, tile: Array) -> int:
+        """T, patches of a tile."""
+        lines, columns = self.grid(tile)
+        return lines * columns * self.merge**2
+
     @property
     def positions(self) -> Array:
         """i32 [T]: where each patch stands, counted by lines."""
@@ -126,10 +131,6 @@ class Tower:
     def width(self) -> int:
         """The width of the rows that it makes: E, for as many layers of a decoder as take one."""
         return self.catalogue[f"{JOINED if self.sight.kind == IDEFICS3 else MEAN}.weight"].shape[0]
-
-    def planned(self, tile: Array) -> int:
-        """T, for how many patches the graph of this tile is made."""
-        return self.sight.side**2
 
     def build(self, count: int) -> Graph:
         """The graph of one tile of so many patches: `patches` f32 [T, P], `positions` i32 [T], and

@@ -6,10 +6,6 @@ window alone. In Qwen3-VL they have learned positions, too, between the nearest 
 what some layers make becomes rows as well, which a decoder adds behind its own first layers
 (DeepStack). Kernels of patches are for two images of a video, of which a picture is both.
 
-Graphs are made for a number of patches, an image being filled up to the next one that is planned:
-there are eight for each doubling, so that less than an eighth is in vain, and not more than
-`Sight.most` needs plans, 66 in all.
-
 Sources: Wang et al. 2024 (arXiv 2409.12191), Bai et al. 2025 (arXiv 2502.13923), Meng et al. 2024
 (arXiv 2406.04334); transformers' `modeling_qwen2_vl`, `modeling_qwen2_5_vl`, `modeling_qwen3_vl`.
 
@@ -48,42 +44,27 @@ class QwenTower(Tower):
         ends = [n for n in self.catalogue if n.endswith(("mm.2.weight", ".fc2.weight"))]
         return sum(self.catalogue[n].shape[0] for n in ends)
 
-    def planned(self, tile: Array) -> int:
-        """T, for how many patches the graph of this tile is made."""
-        rows = math.prod(self.sight.grid(tile))
-        step = max(1, (1 << rows.bit_length() - 1) // 8)
-        return -(-rows // step) * step * self.sight.merge**2
-
     def build(self, count: int) -> Graph:
-        """The graph of one tile: `patches` f32 [T, P], where each stands (i32 [T] by axis), what
-        turns by that (f32 [D / 2]), and `length` i32 [1], how many they are; `mask` i32 [T, L],
-        which others of its window each sees; learned positions around it, i32 [T], and how much of
-        each, f32 [T, 1]; to `rows` f32 [N, layers * E]."""
+        """The graph of one tile of so many patches: `patches` f32 [T, P], where each stands (i32
+        [T] by axis), and what turns by that (f32 [D / 2]); `mask` i32 [T, L], which others of its
+        window each sees; learned positions around it, i32 [T], and how much of each, f32 [T, 1]; to
+        `rows` f32 [N, layers * E]."""
         return self.checked(build(self.step(count, self.config.sliding_window or 0), self.sight))
 
     def feeds(self, tile: Array) -> dict[str, Array]:
         """The inputs for a tile u8 [H, W, 3]."""
-        sight, count = self.sight, self.planned(tile)
-        patches = sight.patches(tile)
-        at = places(sight, tile)
-        found = {"patches": patches, **dict(zip(AXES, at.T, strict=True))}
+        sight, at = self.sight, places(self.sight, tile)
+        found = {
+            "patches": sight.patches(tile),
+            **dict(zip(AXES, np.ascontiguousarray(at.T), strict=True)),
+            **turns(self.config.head_dim, self.config.rope.freq_base),
+        }
         if self.config.sliding_window:
             found["mask"] = windows(at, math.isqrt(self.config.sliding_window))
         if "position_embd.weight" in self.catalogue:
             side = math.isqrt(self.catalogue["position_embd.weight"].shape[0])
             found |= corners(at, tile.shape[0] // sight.patch, tile.shape[1] // sight.patch, side)
-        return {
-            **{name: filled(a, count, -1 if name == "mask" else 0) for name, a in found.items()},
-            **turns(self.config.head_dim, self.config.rope.freq_base),
-            "length": np.array([len(patches)], np.int32),
-        }
-
-
-def filled(x: Array, count: int, filler: int) -> Array:
-    """x [n, ..] as [count, ..]."""
-    out = np.full((count, *x.shape[1:]), filler, x.dtype)
-    out[: len(x)] = x
-    return out
+        return found
 
 
 def places(sight: Sight, tile: Array) -> Array:
@@ -180,7 +161,7 @@ def layer(s: Step, x: Tensor, i: int, kind: str, axes: list[tuple[Tensor, Tensor
     for at, by in axes:
         q, k = (ops.rope(h, at, by, mode="neox", freq_base=base) for h in (q, k))
     seen = s.mask if c.slides(i) else None
-    mixed = ops.flash_attn(q, k, v, seen, s.length, scale=c.head_dim**-0.5, name=f"{blk}.attn")
+    mixed = ops.flash_attn(q, k, v, seen, scale=c.head_dim**-0.5, name=f"{blk}.attn")
     h = x + blocks.linear(s, mixed.reshape(*x.shape), f"{blk}.attn_output", c.hidden_size)
     return h + feed_forward(s, normed(s, h, f"{blk}.ffn_norm"), i, kind)
 

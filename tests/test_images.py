@@ -8,7 +8,6 @@ import base64
 import dataclasses
 import io
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -88,10 +87,9 @@ def rows_of(t: Tower, tiles: Sequence[np.ndarray], **more: Any) -> np.ndarray:
     found = list[np.ndarray]()
     with open_session(threads=1, **more) as session:
         for tile in tiles:
-            count = t.planned(tile)
+            count = t.sight.count(tile)
             session.prepare(count, partial(t.build, count), t.weight)
-            rows = session.run(count, t.feeds(tile))["rows"]
-            found.append(rows[: math.prod(t.sight.grid(tile))].copy())
+            found.append(np.array(session.run(count, t.feeds(tile))["rows"]))
     return np.concatenate(found)
 
 
@@ -185,7 +183,7 @@ def test_every_op_has_a_kernel(name: str, root: Path) -> None:
     assert isinstance(backend, CpuBackend) and backend.profile is not None
     backend.profile.on = True
     tile = tiles_of(name)[-1]
-    build = partial(t.build, t.planned(tile))
+    build = partial(t.build, t.sight.count(tile))
     session.prepare("tile", build, t.weight)
     [rows] = [session.run("tile", t.feeds(tile))["rows"]]
     runner = Runner(model.beside("m."), session, 64)

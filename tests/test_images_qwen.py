@@ -30,6 +30,8 @@ from models.images import picture
 from models.registry import open_model
 from models.rotation import AXES
 from models.run.convert import tower_to_gguf
+from models.run.eye import Eye
+from models.run.load import open_session
 from models.tower_files import open_mmproj
 from models.tower_qwen import QwenTower, corners, places, windows
 from models.tower_qwen_files import MOST_ROWS
@@ -214,22 +216,19 @@ def test_learned_positions_lie_between_those_of_a_square(grid: tuple[int, int]) 
     assert np.abs(got - place @ [3.0, 1.0]).max() < 1e-4
 
 
-def test_plans_are_few_and_hardly_in_vain(root: Path) -> None:
-    """However large images are; rows are the same to the bit in a larger plan."""
-    t = tower(root / "qwen2_5_vl")
-    counts = list[int]()
-    for rows in range(1, MOST_ROWS + 1):
-        counts.append(t.planned(np.zeros((28, 28 * rows, 3), np.uint8)))
-        assert 4 * rows <= counts[-1] < 4 * rows * 9 / 8
-    assert len(set(counts)) == 66
-    tile = tiles_of("qwen2_5_vl")[0]
-
-    class Larger(QwenTower):
-        def planned(self, tile: np.ndarray) -> int:
-            return 96
-
-    larger = Larger(t.name, t.config, t.sight, t.catalogue)
-    assert np.array_equal(rows_of(larger, [tile]), rows_of(t, [tile]))
+def test_an_eye_keeps_the_plan_of_the_latest_size(root: Path) -> None:
+    """Each has memory of its own, and there are as many as images have sizes."""
+    with seeing({"path": root / "qwen2_5_vl"}) as m, open_session(threads=1) as session:
+        eye = Eye(m.eye.tower, m.tokenizer, lambda: session, 512)
+        counts, sides = list[int](), [(140, 84), (84, 56), (84, 140), (56, 84), (140, 84)]
+        for i, size in enumerate(sides):
+            data = png(*size, shade=i)
+            eye.ids(f"a{eye.marker}b", "", [data], 512)
+            counts.append(eye.tower.sight.count(picture(data, eye.tower.sight).tiles[0]))
+            assert [c for c in set(counts) if c in session] == counts[-1:]
+        assert counts == [60, 24, 60, 24, 60] and eye.read == session.plans_made == 5
+        eye.ids(f"a{eye.marker}b", "", [png(84, 140, shade=9)], 512)
+        assert eye.read == 6 and session.plans_made == 5
 
 
 def changed_mmproj(path: Path, out: Path, drop: tuple[str, ...], **more: Any) -> Path:

@@ -5,10 +5,10 @@ on. Rows are kept, since each turn of a conversation shows its images again.
 """
 
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Eye:
         self.read = 0  # tiles
         self._open = open_session
         self._session: Session | None = None  # opened with the first image
+        self._planned: list[int] = []  # for how many patches: the latest one
         self._seen: OrderedDict[bytes, list[Given]] = OrderedDict()
         self._lock = threading.Lock()
         self.marker, row = MARKS[tower.sight.kind]
@@ -95,12 +96,16 @@ class Eye:
         if self._session is None:
             self._session = self._open()
             self._session.expect(tower.catalogue.values())
-        key = count = tower.planned(tile)
-        if key not in self._session:
-            self._session.prepare(key, lambda: tower.build(count), tower.weight)
+        count = tower.sight.count(tile)
+        if count not in self._session:
+            for other in self._planned:  # whose memory may be hundreds of MB
+                self._session.forget(other)
+            self._planned.clear()
+            self._session.prepare(count, partial(tower.build, count), tower.weight)
+            self._planned.append(count)
         self.read += 1
-        rows = self._session.run(key, tower.feeds(tile))["rows"]
-        return np.array(rows[: math.prod(tower.sight.grid(tile))])
+        rows: Array = np.array(self._session.run(count, tower.feeds(tile))["rows"])
+        return rows
 
     def close(self) -> None:
         """Give devices and memory back."""
