@@ -134,8 +134,7 @@ class Session:
             next(iter(self.backends.values())).expect(given)
 
     def forget(self, key: Hashable) -> None:
-        """Give the memory of a plan back, but for weights and states. InputError where there is no
-        such plan."""
+        """Give a plan's memory back, but for weights and states. InputError when there is none."""
         with self._lock:
             (executor := self._executor(key)).close()
             self._latest = None if self._latest is executor else self._latest
