@@ -242,9 +242,8 @@ class Session:
             parts = [
                 backend.read(memory, a, b - a) for a, b in slice_runs(named, shape[0], t.nbytes)
             ]
-            return np.concatenate([np.zeros(0, np.uint8), *parts]).reshape(len(named), shape[1])[
-                where
-            ]
+            none = np.zeros(0, np.uint8)
+            return np.concatenate([none, *parts]).reshape(len(named), shape[1])[where]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
         """Replace rows of a state by what `read_rows` gave; of a row that is named twice the last
