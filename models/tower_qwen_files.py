@@ -231,11 +231,13 @@ def told(tower: Tower) -> dict[str, Any]:
     if sight.kind == QWEN3:
         deeper = [f"{deep(i)[0]}.weight" in tower.catalogue for i in range(c.num_hidden_layers)]
         found["is_deepstack_layers"] = np.array(deeper, np.bool_)
-    if c.sliding_window:
-        layers, which = c.num_hidden_layers, c.windowed_layers
-        period = next((n for n in range(2, layers + 2) if every(n, layers) == which), None)
+    if sight.kind == QWEN25:
+        layers = c.num_hidden_layers
+        which = c.windowed_layers or (False,) * layers
+        period = next((n for n in range(1, layers + 2) if every(n, layers) == which), None)
         if period is None:
             raise ModelError(f"{tower.name}: GGUF cannot say that layers {which} have windows")
-        side = math.isqrt(c.sliding_window) * sight.patch
-        found |= {"n_wa_pattern": period, "window_size": side}
+        found["n_wa_pattern"] = period
+    if c.sliding_window:
+        found["window_size"] = math.isqrt(c.sliding_window) * sight.patch
     return found

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from encoder_kit import TOLERANCE
+from golden_kit import TOLERANCE as LOGITS
 from image_kit import QWEN, made, said, seeing, spread_error, talk_of, tiles_of
+from safetensors.numpy import load_file, save_file
 from test_images import png, rows_of, tower
 
 from ggraph.decode.draft.lookup import SuffixDrafter
@@ -407,6 +409,54 @@ def test_a_file_says_how_images_turn(root: Path) -> None:
     assert {(kinds[n], *units[n]) for n in QWEN} == {
         ("qwen2.5vl_merger", "silu"), ("qwen2vl_merger",), ("qwen3vl_merger", "gelu")
     }  # fmt: skip
+
+
+def test_a_tower_whose_layers_all_see_everything_says_so(root: Path, tmp_path: Path) -> None:
+    """llama.cpp asks files of this kind for the period of full layers."""
+    folder = tmp_path / "m"
+    shutil.copytree(root / "qwen2_5_vl", folder)
+    told = json.loads((folder / "config.json").read_text())
+    told["vision_config"]["fullatt_block_indexes"] = [0, 1]
+    (folder / "config.json").write_text(json.dumps(told))
+    t = tower(folder)
+    tower_to_gguf(t, tmp_path / "p.gguf", "f32")
+    c = open_checkpoint(tmp_path / "p.gguf")
+    assert c.metadata["clip.vision.n_wa_pattern"] == 1
+    tiles = tiles_of("qwen2_5_vl")
+    assert np.array_equal(rows_of(open_mmproj(tmp_path / "p.gguf", c), tiles), rows_of(t, tiles))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_vl"])
+def test_folders_as_they_were_released(name: str, root: Path, tmp_path: Path) -> None:
+    """No config of the text by itself, shorter names of tensors, an older name of the rotation, and
+    bounds of pixels by themselves."""
+    folder = tmp_path / "m"
+    shutil.copytree(root / name, folder)
+    told = json.loads((folder / "config.json").read_text())
+    text = told.pop("text_config")
+    rope = text.pop("rope_parameters")
+    older = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    del text["model_type"], text["tie_word_embeddings"]
+    told |= {**text, "rope_theta": rope["rope_theta"], "rope_scaling": older}
+    told["vision_config"]["in_chans"] = told["vision_config"].pop("in_channels")
+    (folder / "config.json").write_text(json.dumps(told))
+    path = folder / "preprocessor_config.json"
+    seen = json.loads(path.read_text())
+    size = seen.pop("size")
+    seen |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    path.write_text(json.dumps(seen))
+    file = folder / "model.safetensors"
+    names = {"model.visual.": "visual.", "model.language_model.": "model."}
+    tensors = {}
+    for title, t in load_file(file).items():
+        lead = next((n for n in names if title.startswith(n)), "")
+        tensors[names.get(lead, "") + title.removeprefix(lead)] = t
+    save_file(tensors, file, metadata={"format": "pt"})
+    with seeing({"path": folder}) as m:
+        ids = m.chat_ids(*talk_of(name))
+        logits = m.runner.text(ids, every=True).logits
+        expected = said(name)["logits"]
+        assert spread_error(logits[-len(expected) :], expected) < LOGITS
 
 
 def test_windows_that_no_file_can_tell_of_are_not_written(root: Path, tmp_path: Path) -> None:
