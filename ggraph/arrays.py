@@ -171,6 +171,20 @@ def row_places(t: Tensor, rows: object) -> Array:
     return np.array([row % count for row in found], np.intp)
 
 
+def row_bytes(t: Tensor, count: int, data: object) -> Array:
+    """What `count` rows of a state are to be, uint8 [n, bytes of a row]. InputError for anything
+    else."""
+    shape = count, t.strides[0]
+    if not isinstance(data, np.ndarray):
+        raise InputError(f"{t.name}: expected an array of bytes, got {shown(data)}")
+    if data.shape != shape or data.dtype != np.uint8:
+        raise InputError(
+            f"{t.name}: expected uint8 {list(shape)} for {count} rows, "
+            f"got {data.dtype} {list(data.shape)}"
+        )
+    return data
+
+
 def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
     """The feeds of each step. InputError unless some have a place for each, and as many."""
     if not isinstance(feeds, Mapping):

@@ -19,6 +19,7 @@ from ggraph.arrays import (
     Weights,
     is_key,
     output_names,
+    row_bytes,
     row_places,
     state_storage,
     step_feeds,
@@ -132,6 +133,13 @@ class Session:
         if len(self.backends) == 1:
             next(iter(self.backends.values())).expect(given)
 
+    def forget(self, key: Hashable) -> None:
+        """Give a plan's memory back, but for weights and states. InputError when there is none."""
+        with self._lock:
+            (executor := self._executor(key)).close()
+            self._latest = None if self._latest is executor else self._latest
+            del self._executors[key], self._graphs[key]
+
     def plan(self, key: Hashable) -> VerifiedPlan:
         """The plan that was prepared under `key`. InputError when there is none."""
         return self._executor(key).verified
@@ -242,20 +250,12 @@ class Session:
         stays. InputError for another shape."""
         with self._lock:
             memory, t = self._state(name)
-            at, shape = row_places(t, rows), (t.shape[0], t.strides[0])
-            if not isinstance(data, np.ndarray):
-                raise InputError(f"{name}: expected an array of bytes, got {shown(data)}")
-            if data.shape != (len(at), shape[1]) or data.dtype != np.uint8:
-                raise InputError(
-                    f"{name}: expected uint8 {[len(at), shape[1]]} for {len(at)} rows, "
-                    f"got {data.dtype} {list(data.shape)}"
-                )
-            self._settle()
-            backend = self.backends[memory.buffer.device]
+            at = row_places(t, rows)
             named, last = np.unique(at[::-1], return_index=True)
-            latest = data[::-1][last].reshape(-1)
-            done = 0
-            for a, b in slice_runs(named, shape[0], t.nbytes):
+            latest = row_bytes(t, len(at), data)[::-1][last].reshape(-1)
+            self._settle()
+            backend, done = self.backends[memory.buffer.device], 0
+            for a, b in slice_runs(named, t.shape[0], t.nbytes):
                 backend.write(memory, a, latest[done : done + b - a])
                 done += b - a
 

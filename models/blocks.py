@@ -22,7 +22,7 @@ DOWN, UP = ".lora_a", ".lora_b"  # behind a weight's name: what an adapter adds 
 def embed(s: Step) -> Tensor:
     """Rows of the embedding table for the step's tokens, by its factor, or given ones: [T, E]."""
     x = scaled(looked_up(s, "token_embd.weight"), s.config.embedding_multiplier)
-    return placed(x) if s.shape.given else x
+    return placed(x, s.given_part(0)) if s.shape.given else x
 
 
 def looked_up(s: Step, table: str) -> Tensor:
@@ -118,7 +118,7 @@ def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
     that the layer is asked for, grown where queries grow."""
     rope, asks = s.config.rope_of(i), role == "q"
     if rope is not None:
-        at = s.asked(s.positions, i) if asks else s.positions
+        at = [s.asked(p, i) for p in s.places] if asks else s.places
         x = rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
     return x * s.asked(s.growth, i).reshape(-1, 1, 1) if asks and s.config.query_growth else x
 
@@ -267,9 +267,8 @@ def tap(s: Step, x: Tensor, i: int) -> None:
 def wanted_rows(s: Step, x: Tensor) -> Tensor:
     """[M, E]: the rows that get logits, if the last layer has not left the others out."""
     rows, wanted = s.shape.rows, s.shape.wanted
-    if x.shape[0] == wanted and (wanted < rows or rows == 1):
-        return x
-    return ops.get_rows(x, s.wanted, name="wanted_rows")
+    few = x.shape[0] == wanted and (wanted < rows or rows == 1)
+    return x if few else ops.get_rows(x, s.wanted, name="wanted_rows")
 
 
 Norm = Callable[[Step, Tensor, str], Tensor]

@@ -72,22 +72,6 @@ def yarn_magnitude(factor: float, mscale: float) -> float:
     return 1.0 + 0.1 * mscale * math.log(factor)
 
 
-def yarn_factors(rope: Rope) -> tuple[float, ...]:
-    """What YaRN divides each frequency by where pairs are not counted in whole numbers.
-
-    Source: Peng et al. 2023 (arXiv 2309.00071), section 3.2; transformers' `truncate` of gpt-oss.
-    """
-
-    def pair(turns: float) -> float:
-        """The (real) pair that makes so many turns over the positions of the training."""
-        far = math.log(rope.n_ctx_orig / (turns * 2 * math.pi))
-        return rope.n_rot * far / (2 * math.log(rope.freq_base))
-
-    low, high = max(pair(rope.beta_fast), 0.0), min(pair(rope.beta_slow), rope.n_rot - 1.0)
-    ramp = np.clip((np.arange(rope.n_rot // 2) - low) / max(high - low, 0.001), 0, 1)
-    return tuple(float(v) for v in 1 / (ramp * rope.freq_scale + (1 - ramp)))
-
-
 @dataclass(frozen=True)
 class DecoderConfig:
     """One transformer. Sizes are element counts."""
@@ -152,8 +136,10 @@ class DecoderConfig:
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
     linear_inner_size: int = 0  # of all values
-    # of pairs, how many turn by time, height and width of an image; of a text all turn alike
+    # images: pairs that turn by time, line, column, in turn or not; layers that add to their rows
     mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
+    n_deepstack_layers: int = 0
     # latent attention
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
@@ -165,6 +151,8 @@ class DecoderConfig:
             if not 1 <= getattr(self, name) <= WIDEST:
                 raise ModelError(f"{self.architecture}: {name} = {getattr(self, name)}")
         layer_range(self.num_hidden_layers)
+        if self.n_deepstack_layers > self.num_hidden_layers:
+            raise ModelError(f"{self.architecture}: {self.n_deepstack_layers} layers add to images")
         for count in (self.num_key_value_heads, self.window_kv_heads or self.num_key_value_heads):
             if count < 0 or self.num_attention_heads % count:
                 raise ModelError(
@@ -283,6 +271,7 @@ SCALARS = (
     Scalar("num_experts", ("num_experts", "num_local_experts", "n_routed_experts"), "expert_count"),
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
+    Scalar("n_deepstack_layers", ("n_deepstack_layers",), "n_deepstack_layers"),
     Scalar("moe_latent_size", ("moe_latent_size",), "moe_latent_size"),
     Scalar("expert_gating_func", ("expert_gating_func",), "expert_gating_func"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
@@ -364,6 +353,14 @@ class Keys:
             raise ModelError(f"{self._where}: {key} = {shown(value)}: expected {wanted} numbers")
         each = Keys({str(i): v for i, v in enumerate(value)}, f"{self._where}: {key}")
         return tuple(each.real(str(i)) for i in range(len(value)))
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers, empty where it is missing."""
+        value = self.get(key)
+        listed = value.tolist() if isinstance(value, np.ndarray) else value or []
+        if not isinstance(listed, (list, tuple)) or any(type(n) is not int for n in listed):
+            raise ModelError(f"{self._where}: {key} = {shown(value)} is no list of integers")
+        return tuple(listed)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Yes or no."""

@@ -28,7 +28,7 @@ from .config import (
 
 RECURRENT = ("linear_attention", "mamba", "conv")  # layer types that have a state
 FEEDING = ("mlp", "moe")  # those that are nothing but a feed-forward
-PLAIN = ("default", "mrope")  # the latter by three positions, which are one where all is text
+PLAIN = ("default", "mrope")  # the latter by three positions: see `rotation`
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 LONGROPE = ("longrope", "su")  # what newer and older configs call it
 GROWTH = "llama_4_scaling_beta"  # of queries, by how many contexts of the training are behind them
@@ -132,10 +132,7 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
         found["recurrent_layers"] = tuple(t in RECURRENT for t in types)
     if any(t in FEEDING for t in types):
         found["feeding_layers"] = tuple(t in FEEDING for t in types)
-    sections = scaling_of(k).get("mrope_section") or []
-    if not isinstance(sections, list) or any(type(n) is not int for n in sections):
-        raise ModelError(f"config.json: mrope_section {sections!r:.60} is no list of integers")
-    found["mrope_section"] = tuple(sections)
+    found["mrope_section"] = scaling_of(k).integers("mrope_section")
     if k.has("rotated_layers"):
         found["rotated_layers"] = _flags(k, "rotated_layers", layers)
     slides = tuple(t == "sliding_attention" for t in types)

@@ -17,7 +17,7 @@ import numpy as np
 from ggraph import Array, InputError
 from ggraph.lazy import lazy
 
-from .tower import CHANNELS, GEMMA3, IDEFICS3, Sight
+from .tower import CHANNELS, GEMMA3, IDEFICS3, QWEN2, QWEN3, QWEN25, Sight
 
 if TYPE_CHECKING:
     from PIL import Image, ImageOps
@@ -25,26 +25,36 @@ else:
     Image, ImageOps = lazy("PIL.Image"), lazy("PIL.ImageOps")
 
 # How a template of each kind writes an image, and the token that stands for one of its rows
-MARKS = {IDEFICS3: ("<image>", "<image>"), GEMMA3: ("<start_of_image>", "<image_soft_token>")}
+MARKS = {
+    IDEFICS3: ("<image>", "<image>"), GEMMA3: ("<start_of_image>", "<image_soft_token>"),
+    **dict.fromkeys((QWEN2, QWEN25, QWEN3), ("<|image_pad|>",) * 2),
+}  # fmt: skip
 _AROUND, _WHOLE, _END = "<fake_token_around_image>", "<global-img>", "<end_of_image>"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # whose decoders may see what strangers send
 MOST_PIXELS = 1 << 26  # 67 million, 200 MB once decoded: beyond what a camera's picture has
+_SLIMMEST = 200  # how often its shorter side an image may be long, where any shape is kept
 _LONGEST = 4096  # pixels of a side, whatever a config says; of transformers' processor
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An image as `tiles` u8 [N, S, S, 3]: the parts that it is split into, `lines` of as many
+    """An image as `tiles` u8 [N, H, W, 3]: the parts that it is split into, `lines` of as many
     `columns`, or none, and behind them all of it."""
 
     tiles: Array
     lines: int = 0
     columns: int = 0
 
+    def rows(self, sight: Sight) -> int:
+        """How many rows it becomes."""
+        return len(self.tiles) * math.prod(sight.grid(self.tiles[0]))
+
     def text(self, sight: Sight) -> str:
         """What stands for it in a prompt."""
         begin, row = MARKS[sight.kind]
-        tile = row * sight.rows
+        tile = row * math.prod(sight.grid(self.tiles[0]))
+        if sight.most:
+            return tile
         if sight.kind == GEMMA3:
             return f"\n\n{begin}{tile}{_END}\n\n"
         parts = "".join(
@@ -69,6 +79,9 @@ def picture(data: bytes, sight: Sight) -> Picture:
     """An image's file as a tower sees it. InputError for what is none, or is too large."""
     size = sight.size
     image = _opened(data)
+    if sight.most:
+        sides = _in_rows(image.width, image.height, sight)
+        return Picture(_tiles([image.resize(sides, Image.Resampling.BICUBIC)]))
     if sight.kind == GEMMA3:
         return Picture(_tiles([image.resize((size, size), Image.Resampling.BILINEAR)]))
     if not sight.longest:
@@ -130,6 +143,24 @@ def _in_tiles(width: int, height: int, size: int) -> tuple[int, int]:
         height = math.ceil(height / size) * size
         width = max(1, math.ceil(int(height * aspect) / size)) * size
     return width, height
+
+
+def _in_rows(width: int, height: int, sight: Sight) -> tuple[int, int]:
+    """Sides that are whole rows, and of as many pixels as there may be; about as long as they were.
+    InputError for images that are much longer than wide."""
+    step, sides = sight.size, (width, height)
+    if max(sides) > _SLIMMEST * min(sides):
+        raise InputError(
+            f"an image of {width} x {height} pixels: at most {_SLIMMEST} times as long as wide"
+        )
+    near = [round(side / step) * step for side in sides]
+    if math.prod(near) > sight.most:
+        over = math.sqrt(width * height / sight.most)
+        near = [max(step, math.floor(side / over / step) * step) for side in sides]
+    elif math.prod(near) < sight.fewest:
+        under = math.sqrt(sight.fewest / (width * height))
+        near = [math.ceil(side * under / step) * step for side in sides]
+    return near[0], near[1]
 
 
 def _resized(image: "Image.Image", width: int, height: int) -> "Image.Image":

@@ -84,7 +84,7 @@ def _queries(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
         wide = blocks.linear(s, x, f"{blk}.attn_q", h * c.key)
     q = wide.reshape(rows, h, c.key)
     plain, turned = ops.columns(q, 0, c.plain), ops.columns(q, c.plain, c.rotated)
-    turned = rotate(s, turned, s.config.rope, f"{blk}.q_rope", s.asked(s.positions, i))
+    turned = rotate(s, turned, s.config.rope, f"{blk}.q_rope", [s.asked(s.positions, i)])
     return ops.concat([plain, turned], axis=-1)
 
 
@@ -95,7 +95,7 @@ def _keys_and_values(s: Step, x: Tensor, blk: str, c: Latent) -> tuple[Tensor, T
     latent = ops.columns(small, 0, c.rank)
     latent = blocks.norm(s, latent, f"{blk}.attn_kv_a_norm", s.config.latent_norm_eps)
     shared = ops.columns(small, c.rank, c.rotated).reshape(rows, 1, c.rotated)
-    shared = rotate(s, shared, s.config.rope, f"{blk}.k_rope", s.positions)
+    shared = rotate(s, shared, s.config.rope, f"{blk}.k_rope")
     grown = blocks.linear(s, latent, f"{blk}.attn_kv_b", h * (c.plain + c.value))
     grown = grown.reshape(rows, h, c.plain + c.value)
     plain, v = ops.columns(grown, 0, c.plain), ops.columns(grown, c.plain, c.value)

@@ -33,14 +33,14 @@ from .architecture import (
     scales_apart,
     stack,
 )
-from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys, yarn_factors
+from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, Keys
 from .door import FOUND, load_installed, register_architecture, unknown
 from .families import FAMILIES
 from .gguf_config import from_gguf
 from .hf_config import check_fixed, from_hf
 from .pooling import dense_of
-from .rotation import YARN
-from .step import Step
+from .rotation import YARN, axes_of, yarn_factors
+from .step import AXES, Step
 
 for _a in FAMILIES:
     register_architecture(_a)
@@ -80,6 +80,16 @@ class Model:
     def width(self) -> int:
         """E, the width of the residual stream."""
         return self.config.hidden_size
+
+    @property
+    def given_width(self) -> int:
+        """Numbers of a row in the place of a token: E, and E for each layer that adds to it."""
+        return self.width * (1 + self.config.n_deepstack_layers)
+
+    @property
+    def turns_by_place(self) -> bool:
+        """Whether rows of an image are turned by line and column, too."""
+        return AXES[0] in self.catalogue
 
     @property
     def causal(self) -> bool:
@@ -125,7 +135,7 @@ class Model:
         drafting = tuple(
             f"blk.{self.layer_count + i}." for i in range(self.config.num_nextn_predict_layers)
         )
-        known = set(names)
+        known = {*names, *AXES}  # of which steps without images know nothing
         if self.config.rope.factors in known:
             known |= {SHORT_FACTORS, LONG_FACTORS}
         left = [n for n in self.catalogue if n not in known and not n.startswith(drafting)]
@@ -184,6 +194,7 @@ def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
         found[LONG_FACTORS] = _vector(LONG_FACTORS, rope.long_factors)
     if turns and rope.ext_factor and rope.truncate is False:
         found[YARN] = _vector(YARN, yarn_factors(rope))
+    found |= {name: _vector(name, factors) for name, factors in axes_of(config).items()}
     return {name: t.widened() for name, t in scales_apart(found).items()}
 
 

@@ -9,9 +9,13 @@ from functools import cached_property
 from typing import Protocol
 
 from ggraph import ModelError, Tensor, dtypes, input, ops, weight
+from ggraph.decode.given import PLACES
 from ggraph.decode.model import LOG, REPLAYED, StepShape
 
 from .config import DecoderConfig
+
+# Made from the config, and in no file: see `rotation.axes_of`
+AXES = tuple(f"rope_{axis}.weight" for axis in ("time", "line", "column"))
 
 
 class Stored(Protocol):
@@ -43,7 +47,8 @@ class Step:
     def __post_init__(self) -> None:
         rows, seen = self.shape.rows, self.shape.listed or self.shape.context
         self.tokens = input("tokens", (rows,), dtypes.I32)
-        self.positions = input("positions", (rows,), dtypes.I32)
+        self.places = self._places()
+        self.positions = self.places[0]
         self.types = input("types", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
         kind = dtypes.I32 if self.shape.listed else dtypes.F32
@@ -62,6 +67,23 @@ class Step:
             self.certain = input("certain", (texts,), dtypes.I32)
             if rows <= LOG:
                 self.log_slots = input("log_slots", (rows,), dtypes.I64)
+
+    def _places(self) -> tuple[Tensor, ...]:
+        """Where the rows are turned, i32 [T]: the time, and where rows may be an image's, and the
+        model tells these apart, line and column."""
+        names = PLACES if self.shape.given and self.has(AXES[0]) else PLACES[:1]
+        return tuple(input(name, (self.shape.rows,), dtypes.I32) for name in names)
+
+    @cached_property
+    def given(self) -> Tensor:
+        """Rows in the place of tokens, and what each of the first layers adds: f32 [T, n * E]."""
+        c = self.config
+        return input("given", (self.shape.rows, (1 + c.n_deepstack_layers) * c.hidden_size))
+
+    def given_part(self, i: int) -> Tensor:
+        """The i-th part of each of these rows: [T, E]."""
+        e = self.config.hidden_size
+        return self.given if self.given.shape[1] == e else ops.columns(self.given, i * e, e)
 
     @cached_property
     def growth(self) -> Tensor:

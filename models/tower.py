@@ -4,7 +4,8 @@ A tile is a square of pixels, cut into patches. A vision transformer (SigLIP) re
 patches, each of which sees all others; several neighbours then become one row of the decoder:
 joined and through a product (Idefics3), or their mean, through a norm and a product (Gemma 3).
 Patches are not in the order of lines: those that become one row stand together, so that joining
-them is no work, and `positions` say where each is. Files are read in `tower_files`.
+them is no work, and `positions` say where each is. Towers that take images of any size are in
+`tower_qwen`; files are read in `tower_files`.
 
 Sources: Zhai et al. 2023 (arXiv 2303.15343), Laurencon et al. 2024 (arXiv 2408.12637), Gemma team
 2025 (arXiv 2503.19786); transformers' `modeling_idefics3` and `modeling_gemma3`.
@@ -30,6 +31,7 @@ from .families import gpt2
 from .step import Step
 
 IDEFICS3, GEMMA3 = "idefics3", "gemma3"  # as llama.cpp calls projectors, and what belongs to them
+QWEN2, QWEN25, QWEN3 = "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"
 CHANNELS = 3
 MOST_ROWS = 256  # of a block: a step of a batch must take it whole
 JOINED = "mm.model.fc"  # the product that makes rows of joined patches
@@ -41,7 +43,8 @@ class Sight:
     """How a tower of a `kind` looks at an image: tiles of `size` pixels a side, in patches of
     `patch`, of which `merge` on a side become one row; images are resized to `longest` and split,
     or where that is 0 each becomes one tile. Pixels have `mean` and `std`, of 0 to 1, for each
-    channel."""
+    channel. Where there are a `fewest` and a `most`, an image becomes one tile of so many pixels,
+    whose sides are whole multiples of `size`."""
 
     kind: str
     size: int
@@ -50,6 +53,8 @@ class Sight:
     longest: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fewest: int = 0
+    most: int = 0
 
     def __post_init__(self) -> None:
         step = self.patch * self.merge
@@ -60,6 +65,10 @@ class Sight:
             )
         if len(self.mean) != CHANNELS or len(self.std) != CHANNELS or 0 in self.std:
             raise ModelError(f"tower: pixels with mean {self.mean} and deviation {self.std}")
+        if self.most and not (self.size == step and 0 < self.fewest <= self.most >= step**2):
+            raise ModelError(
+                f"tower: images of {self.fewest} to {self.most} pixels, of whole rows of {step}"
+            )
         if self.together and self.rows > MOST_ROWS:
             raise ModelError(f"tower: {self.rows} rows that see one another; at most {MOST_ROWS}")
 
@@ -75,28 +84,38 @@ class Sight:
 
     @property
     def rows(self) -> int:
-        """N, rows of a tile."""
+        """N, rows of a tile of `size` pixels a side."""
         return (self.side // self.merge) ** 2
+
+    def grid(self, tile: Array) -> tuple[int, int]:
+        """Lines and columns of the rows of a tile u8 [H, W, 3]."""
+        step = self.patch * self.merge
+        return tile.shape[0] // step, tile.shape[1] // step
+
+    def count(self, tile: Array) -> int:
+        """T, patches of a tile."""
+        lines, columns = self.grid(tile)
+        return lines * columns * self.merge**2
 
     @property
     def positions(self) -> Array:
         """i32 [T]: where each patch stands, counted by lines."""
         lines = np.arange(self.side**2, dtype=np.int32).reshape(self.side, self.side)
-        return self._together(lines[:, :, None]).reshape(-1)
+        return self.neighbours(lines[:, :, None]).reshape(-1)
 
     def patches(self, tile: Array) -> Array:
-        """f32 [T, P] of a tile u8 [S, S, 3]: of a patch all of one channel, then the next."""
+        """f32 [T, P] of a tile u8 [H, W, 3]: of a patch all of one channel, then the next."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         values = (tile.astype(np.float32) / 255 - mean) / std
-        p, n = self.patch, self.side
-        cut = values.reshape(n, p, n, p, CHANNELS).transpose(0, 2, 4, 1, 3)
-        return self._together(cut.reshape(n, n, -1))
+        p, (n, m) = self.patch, (side // self.patch for side in tile.shape[:2])
+        cut = values.reshape(n, p, m, p, CHANNELS).transpose(0, 2, 4, 1, 3)
+        return self.neighbours(cut.reshape(n, m, -1))
 
-    def _together(self, cut: Array) -> Array:
-        """[T, n] of a grid [side, side, n]: those that become one row behind one another."""
-        m, few = self.merge, self.side // self.merge
-        grid = cut.reshape(few, m, few, m, -1).swapaxes(1, 2)
-        return np.ascontiguousarray(grid.reshape(self.side**2, -1))
+    def neighbours(self, cut: Array) -> Array:
+        """[T, n] of a grid [lines, columns, n]: those that become one row behind one another."""
+        (lines, columns), m = cut.shape[:2], self.merge
+        grid = cut.reshape(lines // m, m, columns // m, m, -1).swapaxes(1, 2)
+        return np.ascontiguousarray(grid.reshape(lines * columns, -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,15 +129,22 @@ class Tower:
 
     @property
     def width(self) -> int:
-        """E, the width of the rows that it makes."""
+        """The width of the rows that it makes: E, for as many layers of a decoder as take one."""
         return self.catalogue[f"{JOINED if self.sight.kind == IDEFICS3 else MEAN}.weight"].shape[0]
 
-    def build(self) -> Graph:
-        """The graph of one tile: `patches` f32 [T, P], `positions` i32 [T], and `groups` i32
-        [N, T / N], the patches of each row, where their mean is taken; to `rows` f32 [N, E]."""
-        count = self.sight.side**2
-        shape = StepShape(count, count, count, count, cache_dtype=dtypes.F32)
-        graph = build(Step(self.config, self.catalogue, shape), self.sight)
+    def build(self, count: int) -> Graph:
+        """The graph of one tile of so many patches: `patches` f32 [T, P], `positions` i32 [T], and
+        `groups` i32 [N, T / N], the patches of each row, where their mean is taken; to `rows` f32
+        [N, E]."""
+        return self.checked(build(self.step(count), self.sight))
+
+    def step(self, count: int, listed: int = 0) -> Step:
+        """What a graph of so many patches is made with; perhaps with lists of what each sees."""
+        shape = StepShape(count, count, count, count, cache_dtype=dtypes.F32, listed=listed)
+        return Step(self.config, self.catalogue, shape)
+
+    def checked(self, graph: Graph) -> Graph:
+        """This graph of it. ModelError where it leaves tensors out."""
         left = self.catalogue.keys() - {t.name for t in graph.leaves(Kind.WEIGHT)}
         if left:
             raise ModelError(f"{self.name}: no place for tensor {min(left)!r} in this tower")

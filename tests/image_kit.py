@@ -20,7 +20,15 @@ from models.serve.engine import service_of
 from models.serve.settings import Settings
 from models.tower_files import tower_of
 
-NAMES = ("smolvlm", "gemma3")
+TILED = ("smolvlm", "gemma3")  # whose images become tiles of one size
+QWEN = (
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+)  # whose images keep their shape
+NAMES = TILED + QWEN
 EXACT: dict[str, Any] = {"threads": 1, "exact": True, "cache_type": "f32"}
 
 
@@ -36,6 +44,17 @@ def talk_of(name: str) -> tuple[list[dict[str, Any]], list[bytes]]:
     talk = json.loads((folder / "talk.json").read_text())
     files = [p["image"] for m in talk for p in m["content"] if p["type"] == "image"]
     return talk, [(folder / f).read_bytes() for f in files]
+
+
+def tiles_of(name: str) -> list[np.ndarray]:
+    """The tiles that it made of the images, u8 [H, W, 3] each."""
+    held = said(name)
+    if name in TILED:
+        return list(held["tiles"])
+    size = json.loads((GOLDEN / "images" / name / "config.json").read_text())
+    sides = held["grid"] * size["vision_config"]["patch_size"]
+    cut = np.split(held["tiles"], np.cumsum(sides.prod(1))[:-1])
+    return [flat.reshape(*side, 3) for flat, side in zip(cut, sides, strict=True)]
 
 
 def made(root: Path, kind: str = "f32") -> Path:

@@ -222,6 +222,7 @@ def running() -> Calls:
         "Session.read_rows": (SESSION.read_rows, {"name": "held", "rows": [0]}),
         "Session.write_rows": (SESSION.write_rows, {"name": "held", "rows": [0], "data": one}),
         "Session.plan": (SESSION.plan, {"key": "k"}),
+        "Session.forget": (SESSION.forget, {"key": "no plan's"}),
         "Session.inputs": (SESSION.inputs, {"key": "k"}),
         "Simulator": (sim.Simulator, {"plan": PLAN.plan, "initial": {}}),
         "Simulator.run": (simulated.run, {"feeds": [ZEROS], "order": None, "fresh": True}),

@@ -94,7 +94,8 @@ def test_another_image_is_another_question(asked: tuple[TestClient, Any]) -> Non
     answer(web, [*turns, *user(text("And?"))])
     assert service.m.eye.read == read
     known = service.m.prompt_ids("What?", images=[ONE])
-    assert service.batch.counters.reused - reused > first_given(known) + 8
+    least = 0 if service.m.model.recurrent else first_given(known) + 8
+    assert service.batch.counters.reused - reused >= least
     both = answer(web, user(text("a"), part(ONE), text("b"), part(OTHER)))
     swapped = answer(web, user(text("a"), part(OTHER), text("b"), part(ONE)))
     assert said(both) != said(swapped)
@@ -113,6 +114,8 @@ def test_drafts_and_neighbours_change_nothing(asked: tuple[TestClient, Any]) -> 
 def test_a_smaller_model_that_sees_nothing_may_draft(asked: tuple[TestClient, Any]) -> None:
     """It reads an image's rows as the last of its tokens: guesses differ, answers do not."""
     web, service = asked
+    if service.m.model.recurrent:
+        pytest.skip("such a model drafts for one text at a time")
     question = user(part(ONE), text("What?"))
     alone = said(answer(web, question, max_tokens=40))
     path = Path(service.m.model.checkpoint.path)
@@ -236,7 +239,7 @@ WRONG: list[tuple[str, Any, str]] = [
      "an image in a message of the system: expected the user's or a tool's"),
     (CHAT, [*user(text("a")), {"role": "assistant", "content": [part(ONE)]}, *user(text("a"))],
      "an image in a message of the assistant: expected the user's or a tool's"),
-    (CHAT, user(*[part(ONE)] * 60), "tokens, but the context holds 512 (-c sets another)"),
+    (CHAT, user(*[part(ONE)] * 100), "tokens, but the context holds 512 (-c sets another)"),
     (CHAT, user({"type": "input_audio", "input_audio": {}}),
      "this model reads text and images, expected 'text'"),
 ]  # fmt: skip

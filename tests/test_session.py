@@ -120,6 +120,49 @@ def test_plans_share_weights_and_states() -> None:
     session.close()
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+def test_a_plan_that_is_forgotten_gives_its_memory_back(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but weights and states; other plans go on, and its key may be another's."""
+    sim = SimBackend(sim_spec("sim0"), Machine())
+    backend: Any = open_backend("cpu", threads=1) if device == "cpu" else sim
+    held, rows = dict[int, Memory](), np.ones((1, 2), np.float32)
+    allocate, free = backend.allocate, backend.free
+
+    def allocated(buffer: Any) -> Memory:
+        found = allocate(buffer)
+        held[id(found)] = found
+        return found
+
+    def freed(memory: Memory) -> None:
+        free(memory)
+        held.pop(id(memory), None)  # a weight may lie in a file
+
+    monkeypatch.setattr(backend, "allocate", allocated)
+    monkeypatch.setattr(backend, "free", freed)
+    with Session({device: backend}) as session:
+        session.prepare("one row", doubled(1), raw)
+        feeds = {"rows": rows, "index": np.array([1], np.int32)}
+        session.prepare("counter", counter)
+        session.run("counter", feeds)
+        before = set(held)
+        session.prepare(7, doubled(2), raw)
+        first = session.run(7, {"x": np.ones((2, 3), np.float32)})["y"]
+        assert set(held) > before
+        session.forget(7)
+        assert set(held) == before and 7 not in session
+        with pytest.raises(InputError, match="no plan was prepared for 7; there are"):
+            session.run(7, {"x": np.ones((2, 3), np.float32)})
+        with pytest.raises(InputError, match="no plan was prepared for 7"):
+            session.forget(7)
+        assert session.run("counter", feeds)["sum"][1].tolist() == [1.5, 1.5]
+        session.prepare(7, doubled(4), lambda t: pytest.fail(f"{t} is there"))
+        again = session.run(7, {"x": np.ones((4, 3), np.float32)})["y"]
+        assert np.array_equal(again[:2], first)
+    assert not held
+
+
 def test_what_is_not_asked_for_does_not_come_even_where_it_has_no_bytes() -> None:
     none = ops.scale(input("n", (0, 2)), 2.0)
     with cpu_session() as session:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.arrays import Feeds
-from ggraph.decode.given import given_feeds, has_given, pieces, words
+from ggraph.decode.given import Stillness, given_feeds, has_given, pieces, words
 from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
 from ggraph.decode.picks import best_of, candidates, drawn_of, greatest_of, numbers_of
 from ggraph.decode.rows import (
@@ -99,6 +99,7 @@ class Runner:
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
         self._ready: dict[tuple[Hashable, ...], Ready] = {}
+        self._stillness = Stillness()
         self._ahead: _Step | None = None  # of one more token of text, but for that token
 
     @property
@@ -120,10 +121,8 @@ class Runner:
     def shape(self, rows: int, wanted: int, reach: int, *, given: bool = False) -> StepShape:
         """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots; some
         may be `given` in place of tokens."""
-        bucket = row_bucket(rows)
-        seen = 1 if wanted == 1 else bucket
-        context = context_bucket(reach, self._full)
-        held = self._full + 1
+        bucket, context = row_bucket(rows), context_bucket(reach, self._full)
+        seen, held = 1 if wanted == 1 else bucket, self._full + 1
         return StepShape(bucket, context, seen, held, self.taps, self.cache_dtype, given=given)
 
     @checked
@@ -183,7 +182,7 @@ class Runner:
         if not tokens:
             raise InputError("a step needs at least one token, got none")
         self._check_room(len(tokens))
-        first, results = self.past, []
+        first, results, self._ahead = self.past, [], None
         for part in pieces(tokens, self.batch):
             slots = range(self.past, self.past + len(part))
             wanted = range(len(part)) if every else [len(part) - 1]
@@ -327,15 +326,16 @@ class Runner:
     def _feeds(
         self, rows: Rows, wanted: Sequence[int], shape: StepShape, reach: int
     ) -> dict[str, Array]:
+        at = self._stillness.positions(rows.tokens, rows.positions, rows.slots[0])
         feeds = {
             "tokens": padded(words(rows.tokens), shape.rows, 0),
-            "positions": padded(rows.positions, shape.rows, 0),
+            "positions": padded(at, shape.rows, 0),
             "slots": padded(rows.slots, shape.rows, shape.cache_rows - 1, np.int64),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),
         }
         if shape.given:
-            feeds |= given_feeds(rows.tokens, shape.rows, self.model.width)
+            feeds |= given_feeds(rows.tokens, feeds["positions"], shape.rows)
         if self._is_spread(shape):
             feeds["columns"], feeds["column"] = columns(rows, shape.rows, shape.context)
         else:

@@ -49,10 +49,12 @@ def rows_of(part: Part, behind: int = 0) -> list[Row]:
     for i in range(certain):
         more = later(part.tokens[i])
         seen = text.slots[: at + i + 1 + more]
-        rows.append(Row(part.tokens[i], part.slots[i], at + i, seen, i == last, behind=more))
+        token, lag = part.tokens[i], text.lag(at + i)
+        rows.append(Row(token, part.slots[i], at + i, seen, i == last, behind=more, lag=lag))
     for node, parent in enumerate(part.draft.parents, certain):
         seen = np.append(rows[last + parent + 1].seen, np.int32(part.slots[node]))
-        rows.append(Row(part.tokens[node], part.slots[node], len(seen) - 1, seen, True))
+        token, lag = part.tokens[node], text.lag(len(seen) - 1)
+        rows.append(Row(token, part.slots[node], len(seen) - 1, seen, True, lag=lag))
     return rows
 
 

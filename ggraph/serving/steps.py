@@ -38,7 +38,7 @@ WIDTH, WIDER = 4096, 4
 class Row(NamedTuple):
     """One token of a text: where it is written, and which slots it sees, itself included, in the
     order of the text. `wanted`: whether it gets logits. Of a row that sees later ones, `near` ends
-    with itself, for layers with a window."""
+    with itself, for layers with a window; it is turned as one `lag` positions earlier is."""
 
     token: int
     slot: int
@@ -47,6 +47,7 @@ class Row(NamedTuple):
     wanted: bool
     near: Array | None = None
     behind: int = 0  # rows behind it that it sees whatever the window is
+    lag: int = 0
 
 
 class Lists:
@@ -75,7 +76,7 @@ class Lists:
         self._turn ^= 1
         feeds = {
             "tokens": padded(words([r.token for r in rows]), count, 0),
-            "positions": padded([r.position for r in rows], count, 0),
+            "positions": padded([r.position - r.lag for r in rows], count, 0),
             "slots": padded([r.slot for r in rows], count, self._spare, np.int64),
             "mask": self._listed("mask", rows, count, width),
             "length": self._length,
@@ -231,7 +232,7 @@ class ListRunner:
         shape, key, taken = self._planned(count, wanted, reach, taps, given=has_given(tokens))
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         if shape.given:
-            offered |= given_feeds(tokens, shape.rows, self.model.width)
+            offered |= given_feeds(tokens, offered["positions"], shape.rows)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
         feeds = self.session.feeds(key, {n: offered[n] for n in taken})

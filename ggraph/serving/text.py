@@ -1,13 +1,16 @@
 """One text of many: what was asked for, and how far it has come."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from ggraph.decode.acceptance import Pick
 from ggraph.decode.draft.tree import Draft
+from ggraph.decode.given import is_still
 from ggraph.decode.model import LONGEST_DRAFT
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.prefix import Node
@@ -132,6 +135,14 @@ class Text:
     def outstanding(self) -> int:
         """Tokens whose rows are to be computed; the last one's logits give the next token."""
         return len(self.tokens) - self.computed
+
+    @cached_property
+    def _still(self) -> list[int]:
+        return [i for i, t in enumerate(self.request.prompt) if is_still(t)]
+
+    def lag(self, at: int) -> int:
+        """By how much the position by which its `at`-th row is turned is less than that."""
+        return bisect_left(self._still, at)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -48,7 +48,7 @@ def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
     q grown."""
     c, rope = s.config, s.config.rope_of(i)
     if rope is not None:
-        at = s.asked(s.positions, i) if role == "q" else s.positions
+        at = [s.asked(s.positions, i)] if role == "q" else s.places
         y = rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
         return ops.rms_norm(y, eps=c.rms_norm_eps) if c.even_heads else y
     return x * s.asked(s.growth, i).reshape(-1, 1, 1) if role == "q" and c.query_growth else x

@@ -1,5 +1,5 @@
 """Qwen2: Llama's layer with biases on q, k and v, which `blocks.linear` adds where they exist; and
-what answers in Qwen2-VL and Qwen2.5-VL, whose rotation by three positions is a plain one of texts.
+what answers in Qwen2-VL and Qwen2.5-VL, which turns rows of images by three positions.
 
 Sources: Qwen team 2024 (arXiv 2407.10671, 2409.12191); transformers `configuration_qwen2`,
 `configuration_qwen2_vl`, `configuration_qwen2_5_vl`.
@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..architecture import SWIGLU, Architecture
 from ..blocks import Stack
-from ..config import Keys, layer_range
+from ..config import DecoderConfig, Keys, layer_range
 from .llama import layer
 
 WHOLE = 28  # layers that see everything before others slide, where the config does not say
@@ -35,6 +37,16 @@ def sliding(values: Mapping[str, Any], slides: Callable[[int, int], bool]) -> Ma
     return {**values, "layer_types": [f"{'sliding' if s else 'full'}_attention" for s in own]}
 
 
+def turning(c: DecoderConfig) -> DecoderConfig:
+    """How many pairs turn by time, line and column, where neither file says it."""
+    return replace(c, mrope_section=c.mrope_section or (16, 24, 24))
+
+
+def sections_of(c: DecoderConfig) -> dict[str, Any]:
+    """The same as GGUF files tell it."""
+    return {"rope.dimension_sections": np.array([*c.mrope_section, 0, 0, 0, 0][:4], np.int32)}
+
+
 QWEN2 = Architecture(
     "qwen2", Stack(layer), ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate,
     hf_defaults={
@@ -42,7 +54,7 @@ QWEN2 = Architecture(
     },
 )  # fmt: skip
 QWEN2_VL = replace(
-    QWEN2, name="qwen2vl", written_as=QWEN2.name,
+    QWEN2, name="qwen2vl", complete=turning, keys=sections_of,
     hf=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     hf_defaults={
         **QWEN2.hf_defaults, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,

@@ -21,7 +21,7 @@ from ..config import DecoderConfig, Keys
 from ..gguf_config import every, types_every
 from ..recurrent import convolved, delta_net
 from ..step import Step
-from . import gemma2
+from . import gemma2, qwen2, qwen3
 from .lfm2 import kernel
 
 SECTIONS = (11, 11, 10)  # of the released models, where the config does not say
@@ -108,8 +108,10 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
-    """Shares of experts always sum to 1, and values are as wide as keys."""
+    """Shares of experts always sum to 1, and values are as wide as keys; lines and columns of
+    images take pairs in turn."""
     inner = c.linear_num_value_heads * c.linear_key_head_dim
+    c = qwen3.turning(c, SECTIONS)
     return replace(c, norm_topk_prob=True, linear_inner_size=inner)
 
 
@@ -178,7 +180,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
     The period of full layers is told to readers that do not know the list, where there is one.
     """
-    layers, sections = c.num_hidden_layers, c.mrope_section or SECTIONS
+    layers = c.num_hidden_layers
     recurrent = c.recurrent_layers or (False,) * layers
     periods = (n for n in range(1, layers + 2) if every(n, layers) == recurrent)
     return {
@@ -186,7 +188,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
             recurrent + (False,) * c.num_nextn_predict_layers, np.bool_
         ),
         "full_attention_interval": next(periods, None),
-        "rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32),
+        **qwen2.sections_of(c),
     }
 
 

@@ -15,8 +15,7 @@ from ggraph.formats.checkpoint import RawTensor
 from ..architecture import SWIGLU, Architecture, Tensors, changed
 from ..blocks import Stack
 from ..config import DecoderConfig
-from ..hf_config import without_window
-from . import qwen2
+from . import qwen2, qwen3
 from .qwen3 import layer
 
 
@@ -26,8 +25,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def summing(c: DecoderConfig) -> DecoderConfig:
-    """Shares of experts always sum to 1."""
-    return replace(c, norm_topk_prob=True)
+    """Shares of experts always sum to 1; rows of images are turned as in Qwen3-VL."""
+    return replace(qwen3.turning(c), norm_topk_prob=True)
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
@@ -59,7 +58,7 @@ QWEN3_MOE = Architecture(
     },
 )  # fmt: skip
 QWEN3_VL_MOE = replace(
-    QWEN3_MOE, name="qwen3vlmoe", written_as=QWEN3_MOE.name, translate=without_window,
+    QWEN3_MOE, name="qwen3vlmoe", translate=qwen3.translate, keys=qwen2.sections_of,
     hf=("Qwen3VLMoeForConditionalGeneration",), complete=summing, sanitize=sanitize,
     layer_names={
         f"mlp.experts.{part}_proj": f"ffn_{part}_exps.weight" for part in ("gate_up", "down")

@@ -36,7 +36,7 @@ from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..pooling import gguf_pooling
 from ..registry import ARCHITECTURES, Model
-from ..rotation import YARN
+from ..rotation import MADE
 from ..tower import MEAN, Tower
 from ..tower_files import MMPROJ, stored
 from ..tower_files import told as tower_told
@@ -219,7 +219,7 @@ def _normal_order(
     """Each tensor by its name, rows in the order of the pairing that its architecture wants."""
     permuted = c.rope.mode == "neox" and wanted == "normal"
     for name, t in tensors.items():
-        if name == YARN:
+        if name in MADE:
             continue
         rows = row_numbers(t.storage)
         order = by_pairs(name, rows, c) if permuted else rows

@@ -8,17 +8,16 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ggraph import Array, InputError, Session
-from ggraph.decode.given import Given, given_rows
+from ggraph.decode.given import Given, given_rows, on_grid
 from ggraph.text.tokenizer import Tokenizer
 
 from ..images import MARKS, Picture, picture
 from ..tower import Tower
-
-_KEY = "tile"
 
 
 class Eye:
@@ -36,6 +35,7 @@ class Eye:
         self.read = 0  # tiles
         self._open = open_session
         self._session: Session | None = None  # opened with the first image
+        self._planned: list[int] = []  # for how many patches: the latest one
         self._seen: OrderedDict[bytes, list[Given]] = OrderedDict()
         self._lock = threading.Lock()
         self.marker, row = MARKS[tower.sight.kind]
@@ -60,7 +60,7 @@ class Eye:
         for data in images:
             with self._lock:  # one at a time is decoded, which may take 200 MB
                 seen.append(picture(data, sight))
-            if (count := sum(len(p.tiles) for p in seen) * sight.rows) > most:
+            if (count := sum(p.rows(sight) for p in seen)) > most:
                 raise InputError(
                     f"{len(seen)} images make {count} tokens, but the context holds {most} (-c "
                     "sets another)"
@@ -74,26 +74,37 @@ class Eye:
 
     def _rows(self, seen: Picture) -> list[Given]:
         """An image's rows, tile by tile."""
-        name = hashlib.sha256(seen.tiles.tobytes()).digest()
+        name = hashlib.sha256(f"{seen.tiles.shape}".encode() + seen.tiles.tobytes()).digest()
         with self._lock:
             found = self._seen.pop(name, None)
             if found is None:
-                together, found = self.tower.sight.together, []
+                sight, found = self.tower.sight, []
                 for tile in seen.tiles:
-                    found += given_rows(self._tile(tile), self.token, together=together)
+                    rows = self._tile(tile)
+                    if sight.most:
+                        found += on_grid(rows, self.token, sight.grid(tile)[1])
+                    else:
+                        found += given_rows(rows, self.token, together=sight.together)
             self._seen[name] = found
             while sum(map(len, self._seen.values())) > self.most and len(self._seen) > 1:
                 self._seen.popitem(last=False)
         return found
 
     def _tile(self, tile: Array) -> Array:
-        """f32 [N, E] of a tile u8 [S, S, 3]."""
+        """f32 [N, E] of a tile u8 [H, W, 3]."""
+        tower = self.tower
         if self._session is None:
             self._session = self._open()
-            self._session.expect(self.tower.catalogue.values())
-            self._session.prepare(_KEY, self.tower.build, self.tower.weight)
+            self._session.expect(tower.catalogue.values())
+        count = tower.sight.count(tile)
+        if count not in self._session:
+            for other in self._planned:  # whose memory may be hundreds of MB
+                self._session.forget(other)
+            self._planned.clear()
+            self._session.prepare(count, partial(tower.build, count), tower.weight)
+            self._planned.append(count)
         self.read += 1
-        rows: Array = np.array(self._session.run(_KEY, self.tower.feeds(tile))["rows"])
+        rows: Array = np.array(self._session.run(count, tower.feeds(tile))["rows"])
         return rows
 
     def close(self) -> None:

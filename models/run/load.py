@@ -86,10 +86,15 @@ class Loaded(Opened):
             raise InputError(
                 f"{model.name} reads text only: it has no tower for images (--mmproj names a file)"
             )
-        if tower.width != model.width:
+        if tower.width != model.given_width:
             raise ModelError(
                 f"{tower.name} makes rows of {tower.width} numbers, but {model.name} takes "
-                f"{model.width}: they do not belong together"
+                f"{model.given_width}: they do not belong together"
+            )
+        if tower.sight.most and not model.turns_by_place:
+            raise ModelError(
+                f"{model.name} does not say by which pairs rows of an image are turned (files that "
+                "`ggraph convert` writes do)"
             )
         return Eye(tower, self.tokenizer, self.another, self.context)
 
