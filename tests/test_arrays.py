@@ -251,7 +251,7 @@ def test_what_cannot_be_quantised_is_told(values: Array, dtype: DType) -> None:
 
 def test_no_advice_is_given_for_what_nothing_writes() -> None:
     with pytest.raises(ModelError, match=r"got float64 \[2, 256\]$"):
-        weight_storage(weight("w", (2, 256), "iq4_xs"), np.zeros((2, 256)))
+        weight_storage(weight("w", (2, 256), "iq3_s"), np.zeros((2, 256)))
 
 
 def test_feeds_are_never_written_to() -> None:
