@@ -302,8 +302,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
         def tell(what: str, done: int, total: int) -> None:
             if what not in told:
                 told.add(what)
-                text = f"{what} the default model ({total / 1e6:.0f} MB)"
-                note(text)
+                note(f"{what} the default model ({total / 1e6:.0f} MB)")
 
         yield tell
         return
@@ -318,6 +317,17 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[what], completed=done)
 
         yield report
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, to be told how many there are of so many."""
+    console = notes()
+    columns = (progress.TextColumn(what), progress.BarColumn(), progress.MofNCompleteColumn())
+    hidden = not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def timed(tokens: int, per_second: float) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ggraph import InputError
 from ggraph.formats.gguf import Progress as Report
@@ -28,7 +27,7 @@ from ..run.convert import (
     tower_to_gguf,
 )
 from ..tower_files import tower_of
-from .common import apart, note, notes
+from .common import apart, counted, note
 
 Weighed = Annotated[
     Path | None,
@@ -144,13 +143,5 @@ def _tell(out: Path, type_name: str) -> None:
 
 @contextmanager
 def _bar(out: Path) -> Iterator[Report]:
-    columns = (TextColumn(f"writing {out.name}"), BarColumn(), MofNCompleteColumn())
-    console = notes()
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=None)
-
-        def report(name: str, done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield report
+    with counted(f"writing {out.name}") as count:
+        yield lambda name, done, total: count(done, total)

@@ -1,19 +1,18 @@
 """`ggraph perplexity` and `ggraph imatrix`: what a model makes of a text."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ggraph import InputError
 from ggraph.formats.imatrix import write_importance
 
 from ..run.importance import seen
 from ..run.load import Loaded, device_names, load
-from ..run.perplexity import Judgement, Report, chunked, judged
+from ..run.perplexity import Judgement, chunked, judged
 from .common import (
     AsJson,
     Devices,
@@ -21,8 +20,8 @@ from .common import (
     ModelPath,
     Threads,
     apart,
+    counted,
     model_path,
-    notes,
     print_json,
     read_file,
 )
@@ -67,7 +66,7 @@ def perplexity(
         parts = chunked(m.tokenizer, said, chunk, chunks)
         with (
             closing(opened(base)) if base is not None else nullcontext() as other,
-            _bar() as report,
+            counted("chunks") as report,
         ):
             if other is not None and chunked(other.tokenizer, said, chunk, chunks) != parts:
                 raise InputError(f"{base} has other tokens for this text than {path}")
@@ -102,7 +101,7 @@ def imatrix(
         load(path, ctx_size=chunk, threads=threads, devices=device_names(device), exact=True)
     ) as m:
         parts = chunked(m.tokenizer, said, chunk, chunks)
-        with _bar() as report, m.another() as session:
+        with counted("chunks") as report, m.another() as session:
             found = seen(m.model, session, parts, report)
     write_importance(out, found, text.name, len(parts), chunk)
     print(f"{out}: {len(found)} matrices, {len(parts)} chunks of {chunk} tokens")
@@ -120,17 +119,3 @@ def _lines(found: Judgement) -> Iterator[str]:
         yield f"of the base {own}, ratio {told['ratio']:.4f}"
         yield "divergence, nats: " + ", ".join(f"{n} {x:.5f}" for n, x in far.items())
         yield f"same likeliest token: {same:.2%}"
-
-
-@contextmanager
-def _bar() -> Iterator[Report]:
-    columns = (TextColumn("chunks"), BarColumn(), MofNCompleteColumn())
-    console = notes()
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=None)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield report
