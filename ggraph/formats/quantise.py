@@ -130,8 +130,8 @@ def _fifth(q: Array) -> Array:
 
 
 def _signed_peak(x: Array) -> Array:
-    """The element of largest magnitude, with its sign: [N, 1]."""
-    return np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
+    """The element of largest magnitude of the last axis, with its sign: [..., 1]."""
+    return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
 
 
 def _offset_codes(x: Array, half: int) -> tuple[Array, Array]:
@@ -205,7 +205,7 @@ def _sum(x: Array, w: Weights) -> Array:
 
 def _fit_symmetric(x: Array, half: int, w: Weights) -> Array:
     """Best scale for codes -half .. half-1: [..., 1]; tries scales around the peak's."""
-    peak = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    peak = _signed_peak(x)
     best, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
     for step in range(-9, 10):
         q = np.rint(x * -(half + 0.1 * step) * _inverse(peak)).clip(-half, half - 1)
@@ -239,7 +239,7 @@ def _fit_ranged(x: Array, top: int, w: Weights) -> tuple[Array, Array]:
 
 def _fit_levels(x: Array, w: Weights) -> Array:
     """Best scale, as float16 has it, for the non-linear levels: [..., 1]."""
-    peak = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    peak = _signed_peak(x)
     best, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
     for step in range(-7, 8):
         q = NL_VALUES[_nearest_nl(x * _inverse(peak / (step + NL_VALUES[0])))].astype(np.float32)
