@@ -249,10 +249,11 @@ def test_an_architecture_that_takes_no_rows_says_so(
         m.runner.text(m.prompt_ids("a", images=[png(9, 9)]))
 
 
-def test_drafts_change_nothing(root: Path) -> None:
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2_5_vl", "qwen3_vl"])
+def test_drafts_change_nothing(name: str, root: Path) -> None:
     """Of an answer to a prompt with images, which drafters know as tokens."""
-    talk, images = talk_of("smolvlm")
-    with seeing({"path": root / "smolvlm"}) as m:
+    talk, images = talk_of(name)
+    with seeing({"path": root / name}) as m:
         ids, said_by = m.chat_ids(talk, images), list[list[int]]()
         for drafts in (None, Speculation([SuffixDrafter()], Fixed(4), longest=4)):
             m.engine.reset()

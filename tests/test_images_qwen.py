@@ -18,11 +18,7 @@ from image_kit import QWEN, made, said, seeing, spread_error, talk_of, tiles_of
 from safetensors.numpy import load_file, save_file
 from test_images import png, rows_of, tower
 
-from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.given import PLACES, Given, Stillness, given_feeds, is_still, on_grid, words
-from ggraph.decode.policy import Fixed
-from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculation import Speculation
 from ggraph.errors import InputError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
@@ -147,21 +143,6 @@ def test_a_text_goes_on_behind_images_as_if_it_were_read_at_once(name: str, root
             runner.past = kept
             found = runner.text([*ids, *rest][kept:], every=True).logits
             assert np.array_equal(found, whole[kept:])
-
-
-@pytest.mark.parametrize("name", SAMPLE)
-def test_drafts_change_nothing_behind_images(name: str, root: Path) -> None:
-    talk, images = talk_of(name)
-    with seeing({"path": root / name}) as m:
-        ids, said_by = m.chat_ids(talk, images), list[list[int]]()
-        for drafts in (None, Speculation([SuffixDrafter()], Fixed(4), longest=4)):
-            m.engine.reset()
-            sampler = Sampler(SamplerConfig(temp=0), m.model.vocab_size)
-            said_by.append(list(m.engine.generate(
-                ids, sampler.sample, sampler.accept, limit=40, drafts=drafts
-            )))  # fmt: skip
-        assert said_by[0] == said_by[1] and len(said_by[0]) > 8
-        assert m.engine.statistics.drafted > 0
 
 
 @pytest.mark.parametrize("name", QWEN)
