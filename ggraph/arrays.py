@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.errors import GgraphError, InputError, ModelError, shown
+from ggraph.errors import InputError, ModelError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
 from ggraph.formats.lazy_array import LazyArray, Storage
 from ggraph.formats.quantise import WRITABLE
 from ggraph.graph import Graph
-from ggraph.ops.evaluate import to_storage
+from ggraph.nearest import nearest
+from ggraph.ops.evaluate import array_of, feed_storage, is_storage, refusal, titled
 from ggraph.tensor import Array, Kind, Tensor
 
 FEW = 32  # numbers up to which Python finds the greatest sooner than NumPy: 1.2 and 1.4 us
@@ -46,7 +47,8 @@ def weight_source(weights: Weights | None) -> Callable[[Tensor], object]:
 def _found(t: Tensor, held: Mapping[str, object]) -> object:
     if t.name not in held:
         names = ", ".join(list(held)[:6]) + (", .." if len(held) > 6 else "")
-        raise ModelError(f"no weight {t.name!r}; given are {names or 'none'}")
+        near = nearest(t.name, held)
+        raise ModelError(f"no weight {t.name!r}; given are {names or 'none'}{near}")
     return held[t.name]
 
 
@@ -57,65 +59,19 @@ def weight_storage(t: Tensor, given: object) -> Storage:
             had = f"{given.dtype}{list(given.shape)}"
             raise ModelError(f"weight {t.name!r}: expected {t.dtype}{list(t.shape)}, got {had}")
         given = given.storage
-    array = given if isinstance(given, LazyArray) else _array(t, given, ModelError)
-    if not _is_storage(t, array):
-        raise ModelError(f"{_refusal(t, array)}{_advice(t, array)}")
+    array = given if isinstance(given, LazyArray) else array_of(t, given, ModelError)
+    if not is_storage(t, array):
+        raise ModelError(f"{refusal(t, array)}{_advice(t, array)}")
     return array
 
 
 def state_storage(t: Tensor, given: object) -> Array:
     """The storage of state `t`, or its bytes as `Session.read_state` gives them. InputError."""
-    array = _array(t, given, InputError)
+    array = array_of(t, given, InputError)
     is_bytes = array.dtype == np.uint8 and array.shape == (t.nbytes,)
-    if not is_bytes and not _is_storage(t, array):
-        raise InputError(_refusal(t, array, f", or uint8 [{t.nbytes}]"))
+    if not is_bytes and not is_storage(t, array):
+        raise InputError(refusal(t, array, f", or uint8 [{t.nbytes}]"))
     return array
-
-
-def feed_storage(t: Tensor, given: object) -> Array:
-    """The storage of input `t`, of storage or of plain numbers. InputError for what has another
-    shape, is no number, or would become another number than it was: 1.7 or 2**32 + 3 for an i32,
-    1e9 for an f16.
-    """
-    array = _array(t, given, InputError)
-    if _is_storage(t, array):
-        return array
-    if array.shape != t.shape:
-        raise InputError(f"{_name(t)}: expected shape {list(t.shape)}, got {list(array.shape)}")
-    if array.dtype.kind not in ("biuf" if t.dtype.is_float else "biu"):
-        raise InputError(_refusal(t, array))
-    with np.errstate(all="ignore"):
-        wide = array.astype(np.float32) if t.dtype.is_float and t.dtype.name != "f64" else array
-        stored = to_storage(wide, t)
-    _same_numbers(t, array, wide if stored.dtype.kind == "u" else stored)
-    return stored
-
-
-def _same_numbers(t: Tensor, given: Array, stored: Array) -> None:
-    """InputError where an integer changed, or a finite number became infinite."""
-    lost = np.isfinite(given) & ~np.isfinite(stored) if t.dtype.is_float else given != stored
-    if lost.any():
-        first = given[lost].flat[0]
-        raise InputError(f"{_name(t)}: {first!r} does not fit into {t.dtype}")
-
-
-def _array(t: Tensor, given: object, error: type[GgraphError]) -> Array:
-    """`given` as an array; nothing but arrays and nested sequences of numbers is one."""
-    try:
-        array = np.asarray(given)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise error(f"{_name(t)}: expected {_wanted(t)}, got {shown(given)}")
-    return array
-
-
-def _is_storage(t: Tensor, array: Storage) -> bool:
-    return bool(array.dtype == t.dtype.np) and array.shape == storage_shape(t.shape, t.dtype)
-
-
-def _refusal(t: Tensor, array: Storage, also: str = "") -> str:
-    return f"{_name(t)}: expected {_wanted(t)}{also}, got {array.dtype} {list(array.shape)}"
 
 
 def _advice(t: Tensor, array: Storage) -> str:
@@ -129,14 +85,6 @@ def _advice(t: Tensor, array: Storage) -> str:
     shown_as = "" if t.dtype.is_block else f".view({t.dtype.np.name!r})"  # of bytes
     made = f"ggraph.formats.quantize(array, ggraph.dtypes.{t.dtype.name.upper()}){shown_as}"
     return f"; {made} makes it so"
-
-
-def _wanted(t: Tensor) -> str:
-    return f"{t.dtype.np} {list(storage_shape(t.shape, t.dtype))}"
-
-
-def _name(t: Tensor) -> str:
-    return f"{t.kind.value} {t.name!r} is {t.dtype}{list(t.shape)}"
 
 
 def is_key(key: object) -> bool:
@@ -158,7 +106,7 @@ def output_names(outputs: object) -> tuple[str, ...]:
 def row_places(t: Tensor, rows: object) -> Array:
     """Rows of a state, counted from the front. InputError for what is none, or has none."""
     if not t.shape or t.shape[0] * t.strides[0] != t.nbytes:  # or blocks in one axis
-        raise InputError(f"{_name(t)}: expected a state with rows along its first axis")
+        raise InputError(f"{titled(t)}: expected a state with rows along its first axis")
     several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
     found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
     count = t.shape[0]
@@ -190,7 +138,7 @@ def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[
     if not isinstance(feeds, Mapping):
         raise InputError(f"{key!r}: expected arrays by input, got {shown(feeds)}")
     fed = graph.leaves(Kind.INPUT)
-    arrays = {t.name: _array(t, _fed(t, feeds), InputError) for t in fed}
+    arrays = {t.name: array_of(t, _fed(t, feeds), InputError) for t in fed}
     counts = {
         t.name: len(a)
         for t, a in zip(fed, arrays.values(), strict=True)
@@ -205,11 +153,12 @@ def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[
     ]
 
 
-def _fed(t: Tensor, feeds: Mapping[str, Array]) -> Array:
-    """What an input is fed. InputError for nothing."""
+def _fed(t: Tensor, feeds: Mapping[str, Array], strangers: Sequence[str] = ()) -> Array:
+    """What an input is fed. InputError for nothing; one of the strangers may be its name."""
     if t.name not in feeds:
         fed = ", ".join(map(str, feeds)) or "nothing"
-        raise InputError(f"input {t.name!r} was not fed; fed: {fed}")
+        near = nearest(t.name, strangers)
+        raise InputError(f"input {t.name!r} was not fed; fed: {fed}{near}")
     return feeds[t.name]
 
 
@@ -225,8 +174,8 @@ class _Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Feeds:
-    """Feeds that were held against the inputs of one plan. A run of it takes them as they are: what
-    is written to their arrays afterwards is not looked at."""
+    """Feeds that were held against the inputs of one plan. A run of it takes what their arrays hold
+    by then: what is written to them afterwards is not checked."""
 
     stored: dict[str, Array]  # by the names of inputs
     check: "FeedCheck"  # that held them
@@ -245,7 +194,7 @@ class FeedCheck:
 
     def __init__(self, graph: Graph, known: frozenset[str]) -> None:
         found = _index_limits(graph)
-        self._known = known
+        self._known, self._graph = known, graph
         self._inputs = {
             t.name: _Wanted(
                 t, storage_shape(t.shape, t.dtype), t.dtype.np, tuple(found.get(t.name, ()))
@@ -279,7 +228,8 @@ class FeedCheck:
         return given
 
     def _converted(self, t: Tensor, feeds: Mapping[str, Array]) -> Array:
-        return np.ascontiguousarray(feed_storage(t, _fed(t, feeds)))
+        strangers = () if t.name in feeds else [n for n in feeds if n not in self._known]
+        return np.ascontiguousarray(feed_storage(t, _fed(t, feeds, strangers)))
 
     def _refuse_unknown(self, feeds: Mapping[str, Array]) -> None:
         extra = [n for n in feeds if n not in self._known]
@@ -287,8 +237,10 @@ class FeedCheck:
             raise self._unknown(extra[0])
 
     def _unknown(self, name: object) -> InputError:
-        names = ", ".join(sorted(self._known)) or "none"
-        return InputError(f"no input is called {shown(name)}; the graph's inputs: {names}")
+        names, t = ", ".join(sorted(self._known)) or "none", self._graph.get(str(name))
+        what = "" if t is None or not t.is_leaf else f", which is a {t.kind.value}"
+        told = f"no input is called {shown(name)}{what}; the graph's inputs: {names}"
+        return InputError(told + ("" if what else nearest(name, self._known)))
 
 
 def _index_limits(graph: Graph) -> dict[str, list[tuple[Tensor, int, str]]]:

@@ -7,20 +7,14 @@ the chain of commands that orders the last use of one tenant before the first us
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ggraph.alloc import tenants
 from ggraph.door import checked
 from ggraph.errors import InputError
 from ggraph.graph import Graph
-from ggraph.lazy import lazy
+from ggraph.nearest import nearest
 from ggraph.plan import Plan, Split, VerifiedPlan
 from ggraph.tensor import Tensor, line
-
-if TYPE_CHECKING:
-    import difflib
-else:
-    difflib = lazy("difflib")
 
 
 @dataclass(frozen=True)
@@ -86,8 +80,7 @@ def _instead(tensor: str, p: Plan, given: Graph | None) -> str:
     if given is not None and given.get(tensor) is not None:
         behind = _behind(tensor, given, known)
         return f", which was rewritten; the first behind it is {behind!r}" if behind else ""
-    close = difflib.get_close_matches(tensor, known, n=3)
-    return f"; is it {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
+    return nearest(tensor, known)
 
 
 def _behind(tensor: str, given: Graph, known: Sequence[str]) -> str:

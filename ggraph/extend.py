@@ -59,8 +59,9 @@ def register_op(
 ) -> Callable[..., Tensor]:
     """A new op, as a function of tensors that builds its result: `op(a, b, name="", **attrs)`.
 
-    `meaning(*arrays, **attrs)` is its NumPy reference on float32 (or integer) arrays; `shape` gives
-    `Meta(shape, dtype)` from sources and attributes, or raises ShapeError (by default: source 0's).
+    `meaning(*arrays, **attrs)` is its NumPy reference on float32 (or integer) arrays and hangs on
+    nothing else: its kernel is made once. `shape` gives `Meta(shape, dtype)` from sources and
+    attributes, or raises ShapeError (by default: source 0's).
     `elementwise` says that element i needs elements i alone; `inplace` lists sources whose bytes
     the result may replace; `overwrites` the source that the meaning writes into and returns.
     `kernel`: a C function `void f(const int64_t *operands, int64_t thread, int64_t threads)` as a
@@ -73,9 +74,10 @@ def register_op(
     Pointers are to `float`, `u16` (f16 and bf16), `i8`, `short`, `int` or `i64`; for operands of
     other types, or with gaps, the op goes to another device.
     `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
-    or no identifier, there is no example, the meaning fails on one, writes into a source there or
-    gives another shape, `inplace` or `overwrites` names no source, `kernel` is no C function, the
-    source declares no such kernel, or an op with a kernel of its own may work in place.
+    or no identifier, there is no example, the meaning fails on one, writes into a source there,
+    gives another shape or kind of number, or another result when asked again, `inplace` or
+    `overwrites` names no source, `kernel` is no C function, the source declares no such kernel, or
+    an op with a kernel of its own may work in place.
     """
     if not name.isidentifier():
         raise GraphError(f"op {name!r}: expected a name of letters, digits and underscores")
@@ -158,8 +160,8 @@ def _held_to(name: str, rule: Rule) -> Rule:
 
 def _try(spec: OpSpec) -> None:
     """GraphError where the meaning fails on an example, as where it writes into what the op does
-    not overwrite, or gives anything but an array of the shape that the rule says; and where the
-    record speaks of a source that is none."""
+    not overwrite, or gives anything but an array of the shape and kind that the rule says, or
+    another one when it is asked again; and where the record speaks of a source that is none."""
     for i, example in enumerate(spec.examples):
         overwritten = () if spec.overwrites is None else (spec.overwrites,)
         for what, slots in (("inplace", spec.inplace_ok), ("overwrites", overwritten)):
@@ -168,25 +170,38 @@ def _try(spec: OpSpec) -> None:
                     f"op {spec.name!r}: {what}={', '.join(map(str, slots))}: there is no source of "
                     f"that number in example {i}, which has {len(example.args)}"
                 )
-        y = build_example(spec, example)
-        fed = [a.copy() for a in feeds(spec, example).values()]
-        fed = [a if slot == spec.overwrites else read_only(a) for slot, a in enumerate(fed)]
-        try:
-            found: object = spec.reference(*fed, **example.attrs)
-        except Exception as error:
+        first, second = _meant(spec, i, example), _meant(spec, i, example)
+        if not np.array_equal(first, second, equal_nan=True):  # a kernel would keep the first
             raise GraphError(
-                f"op {spec.name!r}: the meaning fails on example {i}: {shown(error, 200)}"
-            ) from error
-        if not isinstance(found, np.ndarray | np.generic):
-            raise GraphError(
-                f"op {spec.name!r}: the meaning gives {shown(found)} on example {i}, expected an "
-                f"array {list(y.shape)}"
+                f"op {spec.name!r}: the meaning gives another result on example {i} when it is "
+                "asked again; it may hang on its sources and attributes alone"
             )
-        if found.shape != y.shape:
-            raise GraphError(
-                f"op {spec.name!r}: the meaning gives {list(found.shape)} on example {i}, expected "
-                f"{list(y.shape)}; `shape=` says which shape follows from the sources"
-            )
+
+
+def _meant(spec: OpSpec, i: int, example: Example) -> Array:
+    """What the meaning gives on example `i`. GraphError as `_try` says."""
+    y, title = build_example(spec, example), f"op {spec.name!r}: the meaning"
+    fed = [a.copy() for a in feeds(spec, example).values()]
+    fed = [a if slot == spec.overwrites else read_only(a) for slot, a in enumerate(fed)]
+    try:
+        found: object = spec.reference(*fed, **example.attrs)
+    except Exception as error:
+        raise GraphError(f"{title} fails on example {i}: {shown(error, 200)}") from error
+    if not isinstance(found, np.ndarray | np.generic):
+        raise GraphError(
+            f"{title} gives {shown(found)} on example {i}, expected an array {list(y.shape)}"
+        )
+    if found.shape != y.shape:
+        raise GraphError(
+            f"{title} gives {list(found.shape)} on example {i}, expected {list(y.shape)}; "
+            "`shape=` says which shape follows from the sources"
+        )
+    if found.dtype.kind not in ("biuf" if y.dtype.is_float else "biu"):
+        raise GraphError(
+            f"{title} gives {found.dtype} on example {i}, expected {y.dtype}; `shape=` says which "
+            "type follows from the sources"
+        )
+    return np.asarray(found)
 
 
 def load_installed() -> tuple[str, ...]:

@@ -24,9 +24,10 @@ from ggraph.alloc import (
 from ggraph.device import DeviceSpec
 from ggraph.door import checked, fit
 from ggraph.env import uncollected
-from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
+from ggraph.errors import AllocError, GgraphError, GraphError, InputError, PlaceError, PlanError
 from ggraph.face import unscoped
 from ggraph.graph import Graph
+from ggraph.lines import note_lines
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
 from ggraph.place import Pin, place_pinned
@@ -241,8 +242,17 @@ def make_plan(
     """A verified plan of `graph` on `devices` (priority order, the fallback last).
 
     Raises PlaceError, AllocError (after the remedies have failed too; it states the bytes that no
-    plan can do without) or PlanError with the verifier's counter-example.
+    plan can do without) or PlanError with the verifier's counter-example. With `python -X
+    tracemalloc=20` an error has notes with the lines that made the tensors which it names.
     """
+    try:
+        return _planned(graph, devices, options)
+    except GgraphError as error:
+        note_lines(error, graph)
+        raise
+
+
+def _planned(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> VerifiedPlan:
     with uncollected():
         planning = run_passes(begin(graph, devices, options))
         for remedy in REMEDIES:

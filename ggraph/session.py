@@ -111,7 +111,7 @@ class Session:
             self._check_whole()
             graph = build() if callable(build) else build
             if not isinstance(graph, Graph):
-                raise InputError(f"{key!r}: expected a Graph, got {shown(graph)}")
+                raise InputError(f"{shown(key)}: expected a Graph, got {shown(graph)}")
             if not is_key(key):
                 raise InputError(f"{shown(key)} is no key: expected what a dict takes as one")
             if key not in self._executors:

@@ -9,12 +9,12 @@ import ggraph
 from ggraph import ops
 from ggraph.arrays import weight_source, weight_storage
 from ggraph.backends import open_backend
-from ggraph.dtype import BF16, F16, F32, F64, I8, I32, I64, Q4_0, Q8_0, DType
+from ggraph.dtype import BF16, F16, F32, F64, I8, I16, I32, I64, Q4_0, Q8_0, DType
 from ggraph.errors import BackendError, FormatError, InputError, ModelError
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.quants import dequantize, quantize
 from ggraph.graph import Graph
-from ggraph.ops.evaluate import to_logical
+from ggraph.ops.evaluate import evaluate, to_logical
 from ggraph.session import Session
 from ggraph.tensor import Array, Tensor, input, state, weight
 
@@ -91,6 +91,59 @@ LOST: list[tuple[DType, object]] = [
 def test_numbers_that_would_change_are_refused(dtype: DType, given: object) -> None:
     with pytest.raises(InputError, match=r"^input 'x' is "):
         passed_on(dtype, given)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, F16, I64, I32, I16, I8], ids=str)
+@pytest.mark.parametrize("kind", ["f8", "f4", "f2", "i8", "i4", "u4", "u1", "?"])
+def test_feeds_are_cast_as_numpy_casts_them(dtype: DType, kind: str) -> None:
+    """What NumPy casts as "same_kind" is taken, with the bits of its `astype`; by a session and by
+    `evaluate`. The odd number is one that an f16 which is rounded by way of float32 gets wrong."""
+    given = (np.arange(64).reshape(2, 32) + 1 + 2.0**-11 + 2.0**-40).astype(kind)
+    graph = Graph.of({"y": ops.cont(input("x", (2, 32), dtype))})
+    if not np.can_cast(given.dtype, dtype.np, "same_kind"):
+        for run in (lambda: passed_on(dtype, given), lambda: evaluate(graph, {"x": given})):
+            with pytest.raises(InputError, match=r"^input 'x' is "):
+                run()
+        return
+    want = given.astype(dtype.np)
+    assert passed_on(dtype, given).tobytes() == want.tobytes()
+    assert np.array_equal(evaluate(graph, {"x": given})["y"], want)
+
+
+@pytest.mark.parametrize(("dtype", "given"), LOST)
+def test_evaluate_refuses_what_a_session_refuses(dtype: DType, given: object) -> None:
+    graph = Graph.of({"y": ops.cont(input("x", (2, 32), dtype))})
+    with pytest.raises(InputError, match=r"^input %?'?x'? (is|was) "):
+        evaluate(graph, {"x": given})  # type: ignore[dict-item]
+
+
+def test_the_gaps_of_a_masked_array_are_no_numbers() -> None:
+    given = np.ma.masked_greater(NUMBERS.astype(np.float32), 3)
+    with pytest.raises(InputError, match=r"^input 'x' is f32.*masked array; array.filled"):
+        passed_on(F32, given)
+    assert passed_on(F32, given.filled(0)).max() == 3
+    session = Session({"cpu": open_backend("cpu")})
+    with pytest.raises(ModelError, match="masked array"):
+        session.prepare(1, Graph.of({"y": weight("w", (2, 32)) * 2}), {"w": given})
+    session.close()
+
+
+def test_a_mistyped_name_is_told_with_the_one_that_is_meant() -> None:
+    graph = Graph.of({"y": ops.mul_mat(weight("up.weight", (3, 4)), input("tokens", (2, 4)))})
+    given = {"tokens": np.ones((2, 4), np.float32), "up.weight": np.ones((3, 4), np.float32)}
+    session = session_of("cpu", graph, given)
+    fed = given["tokens"]
+    with pytest.raises(InputError, match=r"^no input is called 'token';.*; is it 'tokens'\?$"):
+        session.run(1, {"tokens": fed, "token": fed})
+    with pytest.raises(InputError, match=r"^input 'tokens' was not fed; .*; is it 'Tokens'\?$"):
+        session.run(1, {"Tokens": fed})
+    with pytest.raises(InputError, match=r"called 'up.weight', which is a weight; the graph's"):
+        session.run(1, given)
+    session.close()
+    other = session_of("cpu", Graph.of({"y": input("x", (2,)) * 2}))
+    with pytest.raises(ModelError, match=r"^no weight 'up.weight'; .*; is it 'up.weigth'\?$"):
+        other.prepare(2, graph, {"up.weigth": given["up.weight"]})
+    other.close()
 
 
 def test_what_is_not_a_number_stays_so() -> None:

@@ -330,6 +330,26 @@ def test_a_call_of_an_op_is_held_against_its_meaning() -> None:
     assert repr(doubled(x)) == "%?: f32[6, 5] = doubled(%x)"
 
 
+@pytest.mark.parametrize("meaning", [
+    lambda x: x[..., : x.shape[-1] // 2 * 2 : 2] + x[..., 1::2],  # fewer than the rule says
+    lambda x: x[..., ::2].T if x.shape[-1] == 5 else x[..., ::2],  # as many, in another order
+])  # fmt: skip
+def test_a_meaning_of_another_shape_is_told_where_it_is_planned(
+    meaning: Callable[..., Array],
+) -> None:
+    """On an example it has the rule's. What the kernel left unwritten came out as it lay there."""
+    op = register_op(
+        f"halved{id(meaning)}", meaning, examples=[Example((Arg((3, 8)),))],
+        shape=lambda s, attrs: Meta((*s[0].shape[:-1], (s[0].shape[-1] + 1) // 2)),
+    )  # fmt: skip
+    graph = Graph.of({"y": op(input("x", (2, 5)))})
+    told = r"%y: f32\[2, 3\] = .*: its meaning gives \[[23], 2\]"
+    session = Session({"cpu": open_backend("cpu")})
+    with pytest.raises(GraphError, match=told):
+        session.prepare("k", graph)
+    session.close()
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a-b", "a%", "1st"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(GraphError, match="expected a name of letters, digits and underscores"):
@@ -484,3 +504,23 @@ def test_a_meaning_that_fails_on_its_examples_is_refused(meaning: Callable[..., 
     with pytest.raises(GraphError, match=r"op 'fails': the meaning .* example 0"):
         register_op("fails", meaning, examples=[Example((Arg((3, 5)),))])
     assert "fails" not in OPS
+
+
+def test_a_meaning_that_hangs_on_more_than_its_sources_is_refused() -> None:
+    """A kernel is made from it once: every run had the same random numbers."""
+    rng, calls = np.random.default_rng(0), iter(range(9))
+    for odd in (lambda x: x + rng.random(x.shape, np.float32), lambda x: x * next(calls)):
+        with pytest.raises(GraphError, match="another result on example 0 when it is asked again"):
+            register_op("odd", odd, examples=[Example((Arg((3, 5)),))])
+    assert "odd" not in OPS
+    register_op("has_nans", lambda x: x * np.float32("nan"), examples=[Example((Arg((3, 5)),))])
+
+
+def test_a_meaning_of_floats_is_not_cut_to_integers() -> None:
+    whole = [Example((Arg((3, 5), I32, "ids:9"),))]
+    with pytest.raises(GraphError, match=r"gives float64 on example 0, expected i32; `shape=`"):
+        register_op("cut", lambda x: x * 1.5, examples=whole)
+    with pytest.raises(GraphError, match=r"gives complex64 on example 0, expected f32"):
+        register_op("cut", lambda x: x * np.complex64(1j), examples=[Example((Arg((3, 5)),))])
+    assert "cut" not in OPS
+    register_op("kept_whole", lambda x: x * 2, examples=whole)

@@ -1,7 +1,9 @@
 """The pipeline: limits of memory, what is tried, what it costs, and what concurrency costs."""
 
+import inspect
 import random
 import re
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -149,6 +151,26 @@ def test_an_overlapping_plan_lets_the_host_go_early() -> None:
     commands = make_plan(GRAPH, [SIM0], Options(overlap=True, copies=2)).plan.schedule.commands
     waits = [c for c in commands if c.do is Do.HOST_SYNC]
     assert waits and all(c.event is not None for c in waits), "never for everything"
+
+
+def test_an_error_tells_the_lines_that_made_what_it_names() -> None:
+    """Where Python keeps lines: `python -X tracemalloc=20`. The cast has a name only in the graph,
+    where it is another object."""
+    tracemalloc.start(20)
+    try:
+        first = inspect.currentframe().f_lineno  # type: ignore[union-attr]  # CPython has one
+        x = input("x", (3, 64))
+        graph = Graph.of({"y": ops.cast(x * 2, "q8_0"), "z": x + 1})
+        with pytest.raises(PlaceError, match="without a kernel: %y") as error:
+            make_plan(graph, [open_backend("cpu").spec], Options(strict=True))
+        assert error.value.__notes__ == [
+            f"%y was made at {__file__}:{first + 2}", f"%scale_1 was made at {__file__}:{first + 2}"
+        ]  # fmt: skip
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(PlaceError) as error:
+        make_plan(graph, [open_backend("cpu").spec], Options(strict=True))
+    assert not hasattr(error.value, "__notes__")
 
 
 def test_the_error_states_the_bound() -> None:

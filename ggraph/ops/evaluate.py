@@ -13,10 +13,13 @@ import numpy as np
 
 from ggraph.door import checked
 from ggraph.dtype import A8, BF16, DType
-from ggraph.errors import GraphError, InputError
+from ggraph.errors import GgraphError, GraphError, InputError, shown
 from ggraph.formats.activations import read_a8, write_a8
+from ggraph.formats.checkpoint import storage_shape
+from ggraph.formats.lazy_array import Storage
 from ggraph.formats.quants import dequantize, quantize
 from ggraph.graph import Graph
+from ggraph.nearest import nearest
 from ggraph.ops.rules import identity
 from ggraph.tensor import Array, Kind, Tensor, line
 
@@ -124,6 +127,67 @@ def to_storage(values: Array, t: Tensor) -> Array:
     return encode(values, t.dtype)
 
 
+def feed_storage(t: Tensor, given: object) -> Array:
+    """The storage of leaf `t`, of storage or of plain numbers, which are rounded as NumPy's astype
+    does it. InputError for another shape, for what is no number, and for what NumPy would not cast
+    as "same_kind" (1.7 for an i32) or could not keep: 2**32 + 3 for an i32, 1e9 for an f16.
+    """
+    array = array_of(t, given, InputError)
+    if is_storage(t, array):
+        return array
+    if array.shape != t.shape and (array.dtype != t.dtype.np or not t.dtype.is_block):
+        raise InputError(f"{titled(t)}: expected shape {list(t.shape)}, got {list(array.shape)}")
+    if array.shape != t.shape or array.dtype.kind not in ("biuf" if t.dtype.is_float else "biu"):
+        raise InputError(refusal(t, array))
+    with np.errstate(all="ignore"):
+        coded = t.dtype.is_float and t.dtype.np.kind == "u"  # of float32: bf16, block types
+        wide = array.astype(np.float32) if coded else array  # an f16 is rounded once
+        stored = to_storage(wide, t)
+    _same_numbers(t, array, wide if coded else stored)
+    return stored
+
+
+def _same_numbers(t: Tensor, given: Array, stored: Array) -> None:
+    """InputError where an integer changed, or a finite number became infinite."""
+    lost = np.isfinite(given) & ~np.isfinite(stored) if t.dtype.is_float else given != stored
+    if lost.any():
+        first = given[lost].flat[0]
+        raise InputError(f"{titled(t)}: {first!r} does not fit into {t.dtype}")
+
+
+def array_of(t: Tensor, given: object, error: type[GgraphError]) -> Array:
+    """`given` as an array; nothing but arrays and nested sequences of numbers is one."""
+    if isinstance(given, np.ma.MaskedArray):
+        gaps = "a masked array; array.filled(..) says what is in its gaps"
+        raise error(f"{titled(t)}: expected {_wanted(t)}, got {gaps}")
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise error(f"{titled(t)}: expected {_wanted(t)}, got {shown(given)}")
+    return array
+
+
+def is_storage(t: Tensor, array: Storage) -> bool:
+    """Whether it has the type and the shape of what a device reads."""
+    return bool(array.dtype == t.dtype.np) and array.shape == storage_shape(t.shape, t.dtype)
+
+
+def refusal(t: Tensor, array: Storage, also: str = "") -> str:
+    """What to say of an array that does not fit."""
+    return f"{titled(t)}: expected {_wanted(t)}{also}, got {array.dtype} {list(array.shape)}"
+
+
+def _wanted(t: Tensor) -> str:
+    return f"{t.dtype.np} {list(storage_shape(t.shape, t.dtype))}"
+
+
+def titled(t: Tensor) -> str:
+    """A leaf as errors begin: kind, name, type and shape."""
+    return f"{t.kind.value} {t.name!r} is {t.dtype}{list(t.shape)}"
+
+
 def _storage_bytes(t: Tensor) -> int:
     return t.dtype.row_bytes(t.size) if t.shape else t.dtype.block_bytes
 
@@ -143,9 +207,14 @@ def reference(t: Tensor, sources: Sequence[Array]) -> Array:
     except Exception as error:
         error.add_note(f"computing {line(t)}")  # of many tensors in a graph
         raise
-    if value.shape != t.shape:
-        raise GraphError(f"{line(t)}: the reference gave {list(value.shape)}")
+    check_shape(t, value.shape)
     return value
+
+
+def check_shape(t: Tensor, made: tuple[int, ...]) -> None:
+    """GraphError where the op's meaning makes another shape than the op's rule says."""
+    if made != t.shape:
+        raise GraphError(f"{line(t)}: its meaning gives {list(made)}")
 
 
 def read_only(values: Array) -> Array:
@@ -198,14 +267,15 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array], *, every: bool = False) -
     """Outputs by name, and the final value of each state under the state's name; all logical.
 
     `feeds` holds inputs and weights, and states that do not begin as zeros: logical arrays, or the
-    storage of bf16 (uint16) and block types (uint8). With `every` all tensors are returned, each
-    as it was when computed. Raises InputError for a missing or misshapen feed.
+    storage of bf16 (uint16) and block types (uint8); what they may be is what a session takes.
+    With `every` all tensors are returned, each as it was when computed. Raises InputError for a
+    missing, unknown or unfit feed.
     """
-    memory: dict[str, Array] = {}
+    memory = _fed(graph, feeds)
     found: dict[str, Array] = {}
     for t in graph:
-        if not t.is_view:
-            memory[t.name] = _leaf(t, feeds) if t.is_leaf else _node(t, memory)
+        if not t.is_view and not t.is_leaf:
+            memory[t.name] = _node(t, memory)
         if every or t.is_output:
             found[t.name] = read(t, memory[t.root.name]).copy()
     for state, last in graph.updates.items():
@@ -213,19 +283,29 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array], *, every: bool = False) -
     return found
 
 
-def _leaf(t: Tensor, feeds: Mapping[str, Array]) -> Array:
+def _fed(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The bytes of every leaf. InputError for a feed that no leaf takes: its name is mistyped, or
+    of another graph."""
+    leaves = {t.name: t for t in graph if t.is_leaf}
+    strangers = [name for name in feeds if name not in leaves]
+    memory = {t.name: _leaf(t, feeds, strangers) for t in leaves.values()}
+    for name in strangers:
+        t = graph.get(name)
+        why = nearest(name, leaves) if t is None else f": {line(t)} is computed"
+        raise InputError(f"no input, weight or state is called {shown(name)}{why}")
+    return memory
+
+
+def _leaf(t: Tensor, feeds: Mapping[str, Array], strangers: Sequence[str]) -> Array:
     """The bytes of an input, weight or state."""
     given = feeds.get(t.name)
     if given is None and t.kind is Kind.STATE:
         return np.zeros(t.nbytes, np.uint8)
     if given is None:
-        fed = ", ".join(name for name, array in feeds.items() if array is not None)
-        raise InputError(f"{t.kind.value} {t.label} was not fed; fed: {fed or 'none'}")
-    given = np.asarray(given)
-    is_raw = given.dtype == t.dtype.np and (t.dtype.is_block or t.dtype is BF16)
-    stored = given if is_raw else to_storage(given, t)
-    to_logical(stored, t)  # checks the size
-    return np.frombuffer(np.ascontiguousarray(stored).tobytes(), np.uint8)
+        fed = ", ".join(str(name) for name, array in feeds.items() if array is not None)
+        near = nearest(t.name, strangers)
+        raise InputError(f"{t.kind.value} {t.label} was not fed; fed: {fed or 'none'}{near}")
+    return np.frombuffer(np.ascontiguousarray(feed_storage(t, given)).tobytes(), np.uint8)
 
 
 def _node(t: Tensor, memory: Mapping[str, Array]) -> Array:

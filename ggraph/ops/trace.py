@@ -14,6 +14,7 @@ Sorting, arithmetic of integers alone, and indices that are themselves values, a
 import numpy as np
 
 from ggraph.ops import functions  # noqa: F401  (symbols answer them)
+from ggraph.ops.evaluate import check_shape
 from ggraph.ops.steps import ROOM, Box, Shape, Step, Trace, Untraceable
 from ggraph.ops.symbols import FLOAT, WORDS, Boxes, Symbol, Window, box_of, ghost, place, symbol
 from ggraph.tensor import Tensor
@@ -33,10 +34,10 @@ def trace(t: Tensor) -> Trace:
         raise Untraceable(f"{t.op}: {error}") from None
     if t.spec.overwrites is not None:
         parts = found.written
-    elif isinstance(result, Boxes):
-        parts = result.parts
     else:
-        parts = [((0,) * len(t.shape), symbol(found, result))]
+        whole = result if isinstance(result, Boxes) else symbol(found, result)
+        check_shape(t, whole.shape)
+        parts = [((0,) * len(t.shape), whole)] if isinstance(whole, Symbol) else whole.parts
     found.boxes = tuple(box_of(t.shape, starts, s) for starts, s in parts)
     return found
 

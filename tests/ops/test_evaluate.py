@@ -88,11 +88,31 @@ def test_bad_feeds_are_input_errors() -> None:
     g = Graph.of({"y": ops.neg(input("x", (2, 3)))})
     with pytest.raises(InputError, match="input %x was not fed; fed: z"):
         evaluate(g, {"z": np.zeros(1)})
-    with pytest.raises(InputError, match=r"%x: expected \[2, 3\], got \[3, 2\]"):
+    with pytest.raises(InputError, match=r"'x' is f32.*: expected shape \[2, 3\], got \[3, 2\]"):
         evaluate(g, {"x": np.zeros((3, 2), np.float32)})
     quantised = Graph.of({"y": ops.cast(input("w", (1, 32), Q8_0), F32)})
-    with pytest.raises(InputError, match="expected 34 bytes, got 33"):
+    with pytest.raises(InputError, match=r"expected uint8 \[1, 34\], got uint8 \[33\]"):
         evaluate(quantised, {"w": np.zeros(33, np.uint8)})
+
+
+def test_a_feed_that_no_leaf_takes_is_refused() -> None:
+    """It was passed over: a mistyped state began as zeros, and nobody was told."""
+    held, x = state("cache.k", (2, 3)), input("x", (2, 3))
+    graph = Graph.of({"y": ops.cont(ops.cpy(ops.add(held, x), held)), "z": (x * 2).named("z")})
+    fed = {"x": np.ones((2, 3), np.float32)}
+    for name, told in (
+        ("cache.K", "; is it 'cache.k'?"),
+        ("chache.k", "; is it 'cache.k'?"),
+        ("another graph's", ""),
+        ("z", ": %z: f32[2, 3] = scale(%x) {bias=0.0 scale=2.0} -> out is computed"),
+        (x, ""),
+    ):
+        with pytest.raises(InputError) as error:
+            evaluate(graph, {**fed, name: fed["x"]})  # type: ignore[dict-item]
+        assert str(error.value).startswith("no input, weight or state is called ")
+        assert str(error.value).endswith(told)
+    with pytest.raises(InputError, match=r"input %x was not fed; fed: X; is it 'X'\?"):
+        evaluate(graph, {"X": fed["x"]})
 
 
 def test_reading_outside_memory_is_refused() -> None:

@@ -94,12 +94,13 @@ def test_a_session_waits_between_two_plans_whose_runs_overlap(look: bool) -> Non
         session.prepare(graph.name, lambda g=graph: g, lambda t: found[t.name])  # type: ignore[misc]
     feed = {"x": FEEDS[0]["x"], "slots": np.arange(T, dtype=np.int32)}
     session.run("writer", feed)
-    right = evaluate(writer(), {**found, **feed, "cache": np.zeros((C, E), np.float32)})["cache"]
+    held = {"cache": np.zeros((C, E), np.float32)}
+    right = evaluate(writer(), {**weights(writer()), **feed, **held})["cache"]
     if look:
         assert session.read_state("cache").tobytes() == right.tobytes()
     y = session.run("reader", {})["y"]
     session.close()
-    assert y.tobytes() == evaluate(reader(), {**found, "cache": right})["y"].tobytes()
+    assert y.tobytes() == evaluate(reader(), {**weights(reader()), "cache": right})["y"].tobytes()
 
 
 class Capturing(SimBackend):

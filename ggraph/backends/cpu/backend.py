@@ -88,7 +88,7 @@ class CpuBackend(HostMemory, Backend):
     def allocate(self, buffer: Buffer) -> Memory:
         """Zeroed host memory. BackendError when closed or when the host has no more."""
         if self._closed:
-            raise BackendError(f"{self.spec.name} is closed")
+            raise BackendError(f"{self.spec.name} is closed; open another backend")
         return super().allocate(buffer)
 
     def free(self, memory: Memory) -> None:

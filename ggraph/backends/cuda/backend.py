@@ -343,7 +343,7 @@ class CudaBackend(Backend):
 
     def _open(self) -> None:
         if self._closed:
-            raise BackendError(f"{self.spec.name} is closed")
+            raise BackendError(f"{self.spec.name} is closed; open another backend")
 
     def address(self, memory: Memory, offset: int) -> int:
         """Where the device finds a place in its own, a peer's or the host's memory."""

@@ -212,7 +212,7 @@ class SimBackend(SimHost, Backend):
 
     def _actor(self, stream: int) -> Actor:
         if self._closed:
-            raise BackendError(f"{self.spec.name} is closed")
+            raise BackendError(f"{self.spec.name} is closed; open another backend")
         return Actor(self.spec.name, stream)
 
     def _enqueue(self, stream: int, launch: Launch) -> None:
