@@ -516,6 +516,29 @@ def test_a_meaning_that_hangs_on_more_than_its_sources_is_refused() -> None:
     register_op("has_nans", lambda x: x * np.float32("nan"), examples=[Example((Arg((3, 5)),))])
 
 
+def test_a_meaning_that_insists_on_arrays_is_numpys() -> None:
+    """It has no kernel, which is made of what it does with symbols."""
+
+    def asserts(x: Array) -> Array:
+        assert isinstance(x, np.ndarray)
+        return x * 2
+
+    def refuses(x: Array) -> Array:
+        if x.shape == (2, 3):
+            raise RuntimeError("not so")
+        return np.sort(x)
+
+    given = np.ones((2, 3), np.float32)
+    with Session({"cpu": open_backend("cpu")}) as session:
+        insists = register_op("insists", asserts, examples=[Example((Arg((3, 5)),))])
+        session.prepare("k", Graph.of({"y": insists(input("x", (2, 3)))}))
+        assert session.run("k", {"x": given})["y"].tolist() == (given * 2).tolist()
+        refused = register_op("refuses", refuses, examples=[Example((Arg((3, 5)),))])
+        with pytest.raises(RuntimeError, match="not so") as error:
+            session.prepare("r", Graph.of({"y": refused(input("x", (2, 3)))}))
+        assert error.value.__notes__ == ["computing %y: f32[2, 3] = refuses(%x) -> out"]
+
+
 def test_a_meaning_of_floats_is_not_cut_to_integers() -> None:
     whole = [Example((Arg((3, 5), I32, "ids:9"),))]
     with pytest.raises(GraphError, match=r"gives float64 on example 0, expected i32; `shape=`"):

@@ -157,7 +157,7 @@ def _same_numbers(t: Tensor, given: Array, stored: Array) -> None:
 
 def array_of(t: Tensor, given: object, error: type[GgraphError]) -> Array:
     """`given` as an array; nothing but arrays and nested sequences of numbers is one."""
-    if isinstance(given, np.ma.MaskedArray):
+    if isinstance(given, np.ndarray) and hasattr(given, "mask"):  # np.ma is imported when asked for
         gaps = "a masked array; array.filled(..) says what is in its gaps"
         raise error(f"{titled(t)}: expected {_wanted(t)}, got {gaps}")
     try:
