@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ggraph.errors import GraphError, shown
 from ggraph.face import unscoped
 from ggraph.lazy import lazy
+from ggraph.nearest import nearest
 from ggraph.tensor import Kind, Tensor, altered, apply, check_overwrite, line
 from ggraph.unchanging import Unchanging
 
@@ -68,7 +69,8 @@ class Graph(Unchanging):
     def __getitem__(self, name: str) -> Tensor:
         found = self.get(name)
         if found is None:
-            raise GraphError(f"graph {self.name!r} has no tensor {shown(name)}")
+            near = nearest(name, self.named)
+            raise GraphError(f"graph {self.name!r} has no tensor {shown(name)}{near}")
         return found
 
     def get(self, name: str) -> Tensor | None:

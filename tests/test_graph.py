@@ -290,3 +290,11 @@ def test_the_bytes_of_a_box_are_whole_blocks(dtype: DType) -> None:
         covered = {b for first, stop in t.byte_ranges() for b in range(first, stop)}
         shown = bytes_shown(t)
         assert covered == shown and t.nbytes == max(shown) + 1 - min(shown)
+
+
+def test_a_name_that_a_graph_lacks_is_told_with_the_nearest() -> None:
+    graph = Graph.of({"logits": input("tokens", (2,)) * 2})
+    with pytest.raises(GraphError, match=r"graph.* has no tensor .Logit.; is it .logits.\?$"):
+        graph["Logit"]
+    with pytest.raises(GraphError, match=r"^graph 'graph' has no tensor 3$"):
+        graph[3]  # type: ignore[index]
