@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match
 
-from ggraph import GgraphError
+from ggraph import GgraphError, __version__
 
 from . import embeddings, rerank, schema
 from .bodies import Bodies
@@ -64,6 +64,7 @@ class CommonApi:
         return {
             "/v1/models": self.models,
             "/v1/models/{id:path}": self.model,
+            "/props": self.props,
             "/health": self.health,
             "/metrics": self.show_metrics,
             "/": self.page,
@@ -148,6 +149,23 @@ class CommonApi:
         more = {"type": "model", "display_name": s.name, "created_at": made}
         return {**one, **more, "meta": facts}
 
+    async def props(self, request: Request) -> Response:
+        """GET /props."""
+        return JSONResponse(self.told_of)
+
+    @property
+    def told_of(self) -> dict[str, Any]:
+        """What is known of the server, in llama-server's names."""
+        s = self.service
+        return {
+            "model_alias": s.name,
+            "model_path": Path(s.m.model.checkpoint.path).name,  # where it is, is nobody's matter
+            "total_slots": s.settings.parallel,
+            "default_generation_settings": {"n_ctx": s.context},
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"ggraph {__version__}",
+        }
+
     async def health(self, request: Request) -> Response:
         """GET /health: 200 where answers can be had."""
         worker = self.service.worker
@@ -198,8 +216,8 @@ class EncoderApi(CommonApi):
 
 
 TEXTS = (
-    "/v1/chat/completions", "/v1/completions", "/infill", "/v1/responses",
-    "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
+    "/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/apply-template",
+    "/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
 )  # fmt: skip
 
 
