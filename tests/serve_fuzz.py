@@ -12,6 +12,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": TALK, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": TALK},
     "/v1/embeddings": {"input": "ab"},
+    "/embedding": {"content": "ab"},
     "/completion": {"prompt": "ab", "n_predict": 2},
     "/apply-template": {"messages": TALK},
     "/infill": {"input_prefix": "ab", "input_suffix": "c", "n_predict": 2},

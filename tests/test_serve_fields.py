@@ -385,7 +385,7 @@ def test_refusals_say_what_is_wrong_where(
 KINDS = [
     schema.ChatRequest, schema.CompletionRequest, schema.ResponsesRequest,
     schema.EmbeddingsRequest, schema.TokenizeRequest, schema.DetokenizeRequest,
-    native_fields.NativeCompletion, native_fields.InfillRequest,
+    native_fields.NativeCompletion, native_fields.InfillRequest, native_fields.NativeEmbedding,
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`/completion`, `/apply-template` and `/props`, for who comes from llama-server.
+"""`/completion`, `/apply-template`, `/embedding` and `/props`, for who comes from llama-server.
 
 It is asked the same where it is installed (the extra [bench]).
 """
@@ -243,6 +243,20 @@ def test_what_prompts_begin_with_is_there_once(beginning: Server) -> None:
     assert plain["tokens_evaluated"] == said(beginning, prompt=f"{bos}AB")["tokens_evaluated"]
 
 
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_vectors_are_those_of_the_other_form(server: Server, path: str) -> None:
+    """In lists of one."""
+    for given in ("ab", [97, 98], ["ab", "c"], [[97, 98], [99]]):
+        plain = post(server.url, "/v1/embeddings", {"input": given})["data"]
+        wanted = [{"index": d["index"], "embedding": [d["embedding"]]} for d in plain]
+        for name in ("content", "input"):
+            assert post(server.url, path, {name: given, "embd_normalize": 2}) == wanted
+    error = refused(server, {"content": "ab", "embd_normalize": -1}, path)
+    assert error["message"] == "embd_normalize: this server cannot do that: leave it out, or say 2"
+    assert refused(server, {"content": [[]] * 300}, path)["param"] == "content"
+    assert refused(server, {}, path)["param"] == "content"
+
+
 def test_properties_tell_what_is_known(server: Server) -> None:
     found = WEB.get(f"{server.url}/props").json()
     listed = server.client.models.list().data[0].to_dict()
@@ -280,16 +294,20 @@ def test_unsound_requests_are_refused_in_words(server: Server, path: str) -> Non
     assert statuses == {200, 400}
 
 
-@pytest.fixture(scope="module")
-def peer(learnable: Path) -> Iterator[str]:
-    """The address of llama-server with the same model."""
+def peer_params(learnable: Path) -> Any:
     xllamacpp = pytest.importorskip("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel = str(learnable), 512, 2
     params.warmup = False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    running = xllamacpp.Server(params)
+    return params
+
+
+@pytest.fixture(scope="module")
+def peer(learnable: Path) -> Iterator[str]:
+    """The address of llama-server with the same model."""
+    running = pytest.importorskip("xllamacpp").Server(peer_params(learnable))
     yield running.listening_address
     del running
 
@@ -342,6 +360,22 @@ def test_llama_server_writes_the_same_prompt(server: Server, peer: str) -> None:
     for messages in (TALK, SYSTEM, [*SYSTEM, {"role": "assistant", "content": "a"}, *TALK]):
         asked = {"messages": messages}
         assert post(server.url, "/apply-template", asked) == post(peer, "/apply-template", asked)
+
+
+def test_llama_server_makes_the_same_vectors(server: Server, learnable: Path) -> None:
+    """Pooled as ours are where a model's files say nothing, one text at a time: of two in a step it
+    gives the first another vector than alone."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    params = peer_params(learnable)
+    params.embedding = True
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    running = xllamacpp.Server(params)
+    for path in ("/embedding", "/embeddings"):
+        for asked in ({"content": ["abc"]}, {"content": "d"}, {"input": [97, 98]}):
+            ours, theirs = (post(u, path, asked) for u in (server.url, running.listening_address))
+            for mine, other in zip(ours, theirs, strict=True):
+                assert set(mine) == set(other) and mine["index"] == other["index"]
+                assert np.allclose(mine["embedding"], other["embedding"], atol=1e-4)
 
 
 def test_llama_server_has_the_same_properties(server: Server, peer: str) -> None:

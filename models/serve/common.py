@@ -24,6 +24,7 @@ from .bodies import Bodies
 from .errors import REQUEST_ID, Refused, as_reply, ending, of_validation, request_id
 from .listener import Listener
 from .metrics import Metrics
+from .native_fields import NativeEmbedding
 from .reader import Reader
 
 LOG = logging.getLogger("ggraph.serve")
@@ -52,6 +53,8 @@ class CommonApi:
         """Handlers of POST, by their addresses."""
         return {
             "/v1/embeddings": self.embeddings,
+            "/embeddings": self.embedding,
+            "/embedding": self.embedding,
             "/v1/rerank": self.rerank,
             "/rerank": self.rerank,
             "/tokenize": self.tokenize,
@@ -88,10 +91,20 @@ class CommonApi:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
         asked = await self._read(request, schema.EmbeddingsRequest)
+        return JSONResponse(await self._embedded(request, asked))
+
+    async def embedding(self, request: Request) -> Response:
+        """POST /embedding: the same in llama-server's form."""
+        found = await self._embedded(request, await self._read(request, NativeEmbedding))
+        told = [{"index": d["index"], "embedding": [d["embedding"]]} for d in found["data"]]
+        return JSONResponse(told)
+
+    async def _embedded(self, request: Request, asked: schema.EmbeddingsRequest) -> dict[str, Any]:
         pooling = await run_in_threadpool(embeddings.pooling_for, self.service, asked)
         prompts = await run_in_threadpool(embeddings.prompts_of, self.service, asked)
         work = embeddings.embeddings(self.listener, prompts, pooling, asked)
-        return JSONResponse(await while_there(request, work))
+        found: dict[str, Any] = await while_there(request, work)
+        return found
 
     async def rerank(self, request: Request) -> Response:
         """POST /v1/rerank."""

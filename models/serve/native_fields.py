@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from .fields import MOST_LIST, Body, LongText, OrNull, TokenIds, few, items, only
-from .schema import ResponseFormat, Sampling
+from .schema import EmbeddingsRequest, ResponseFormat, Sampling, ToRead
 
 NEVER = -100.0  # what is added to the logit of a token whose bias is false
 
@@ -94,3 +94,11 @@ class InfillRequest(NativeRequest):
     input_suffix: LongText
     input_extra: OrNull[Annotated[list[Extra], items(MOST_LIST)]] = Field(default_factory=list)
     prompt: OrNull[LongText] = ""
+
+
+class NativeEmbedding(EmbeddingsRequest):
+    """POST /embedding: the same as /v1/embeddings, whose vectors have length 1."""
+
+    input: Annotated[ToRead, Field(validation_alias=AliasChoices("content", "input"))]
+    encoding_format: Annotated[Any, only("float")] = None
+    embd_normalize: Annotated[Any, only(2)] = None

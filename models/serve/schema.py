@@ -241,17 +241,20 @@ class CompletionRequest(Sampling):
         return short and not self.suffix and self.response_format is None
 
 
+ToRead = (
+    LongText
+    | TokenIds
+    | Annotated[list[LongText], items(256, least=1)]
+    | Annotated[list[TokenIds], items(256, least=1)]
+)
+
+
 class EmbeddingsRequest(Body):
     """POST /v1/embeddings. `pooling` of the last layer's states, as the model's files say it where
     it is not given; the result has length 1, of its first `dimensions` where that is given."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
-    input: (
-        LongText
-        | TokenIds
-        | Annotated[list[LongText], items(256, least=1)]
-        | Annotated[list[TokenIds], items(256, least=1)]
-    )
+    input: ToRead
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Pooling | None = None
     parse_special: OrNull[bool] = False
