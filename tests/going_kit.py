@@ -19,7 +19,7 @@ SCHEMA = {
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-CHAT, TEXT, RESPONSES, MESSAGES, GAP = ANSWERS
+CHAT, TEXT, RESPONSES, MESSAGES, NATIVE, GAP = ANSWERS
 OFF = {"speculative": {"off": True}}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (TEXT, {"prompt": "abc", "max_tokens": 24, "temperature": 0, "logit_bias": ENDLESS}),
@@ -58,6 +58,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         CHAT,
         {"messages": TALK, "max_tokens": 40, **WIDE, "tools": [TOOL], "logit_bias": {"27": 100}},
     ),
+    "native": (NATIVE, {"prompt": ["ab", "c"], "n_predict": 14, "n": 2, "n_probs": 2, **WIDE}),
     "responses": (RESPONSES, {"input": "Hi", "max_output_tokens": 14, **WIDE}),
     "messages": (f"{MESSAGES}?beta=true", {"messages": TALK, "max_tokens": 14, **WIDE}),
     "a call in messages": (

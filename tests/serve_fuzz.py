@@ -12,6 +12,9 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": TALK, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": TALK},
     "/v1/embeddings": {"input": "ab"},
+    "/embedding": {"content": "ab"},
+    "/completion": {"prompt": "ab", "n_predict": 2},
+    "/apply-template": {"messages": TALK},
     "/infill": {"input_prefix": "ab", "input_suffix": "c", "n_predict": 2},
     "/tokenize": {"content": "ab"},
     "/detokenize": {"tokens": [97]},
@@ -28,6 +31,7 @@ FIELDS = [
     "system", "stop_sequences", "thinking", "output_config",
     "input_prefix", "input_suffix", "input_extra", "n_predict", "n_cmpl", "n_indent",
     "t_max_predict_ms", "response_fields", "lora",
+    "n_probs", "return_tokens", "mirostat", "typical_p", "post_sampling_probs",
 ]  # fmt: skip
 FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
 SCHEMAS: list[Any] = [
@@ -42,7 +46,9 @@ VALUES: list[Any] = [
     "a", "ab" * 4000, "\x00", "\u202e", "😀", "<|im_end|>", "{{ 7 * 7 }}",
     "{% for i in range(10**9) %}",
     [], [[]], [None], [1, 2], ["a", "b"], [["a"]], {}, {"a": 1}, {"type": "function"}, {"97": 1},
-    {"99999": 1}, {"include_usage": True}, {"off": True}, {"most": 64}, {"drafters": ["suffix"]},
+    {"99999": 1}, {"97": False},
+    [[97, False], ["98", 1]], [[97]], [[[], 1]],
+    {"include_usage": True}, {"off": True}, {"most": 64}, {"drafters": ["suffix"]},
     {"drafters": ["tree"]},
     {"type": "json_object"}, {"format": {"type": "json_object"}}, [{"role": "user"}],
     [{"role": "tool", "content": "x"}], [{"role": "system", "content": []}], TALK * 40,

@@ -131,7 +131,7 @@ def test_lists_and_vectors_are_too(server: Server) -> None:
 OF_OPENAI = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 
 
-@pytest.mark.parametrize("path", [*OF_OPENAI, "/infill"])
+@pytest.mark.parametrize("path", [*OF_OPENAI, "/completion", "/infill", "/apply-template"])
 def test_errors_are_objects_with_four_fields(server: Server, path: str) -> None:
     error = WEB.post(server.url + path, json={"model": "m"}).json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.text import Plain, Request, begun
 from models.run.load import load
-from models.serve import anthropic, common, fields, responses, schema
+from models.serve import anthropic, common, fields, native_fields, responses, schema
 from models.serve.anthropic_blocks import MessagesRequest
 from models.serve.app import Api, make_app
 from models.serve.bodies import Bodies
@@ -128,7 +128,7 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     ("/v1/responses", {"background": True}, "background"),
     ("/v1/responses", {"truncation": "auto"}, "truncation"),
     *((GAP, body, *body) for body in (
-        {"grammar": 'root ::= "a"'}, {"json_schema": {}}, {"lora": [{"id": 0, "scale": 0.5}]},
+        {"grammar": 'root ::= "a"'}, {"mirostat": 1}, {"lora": [{"id": 0, "scale": 0.5}]},
         {"min_tokens": 3},
     )),
 ]  # fmt: skip
@@ -385,6 +385,7 @@ def test_refusals_say_what_is_wrong_where(
 KINDS = [
     schema.ChatRequest, schema.CompletionRequest, schema.ResponsesRequest,
     schema.EmbeddingsRequest, schema.TokenizeRequest, schema.DetokenizeRequest,
+    native_fields.NativeCompletion, native_fields.InfillRequest, native_fields.NativeEmbedding,
 ]  # fmt: skip
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import serve_fuzz
-from serve_kit import WEB, Server, served
+from serve_kit import FLAG, WEB, Server, served
 from small_model import byte_alphabet, small_model
 
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.gaps import fitted
-from models.serve.infill import GapStream
-from models.serve.schema import InfillRequest
+from models.serve.native import GapStream
+from models.serve.native_fields import InfillRequest
 
 OWN = ("<gap a>", "<gap b>", "<gap c>", "<gap d>", "<gap e>")  # which the file's keys name
 ROLES = ("fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep")
@@ -249,6 +249,16 @@ def test_a_stream_says_what_the_reply_says(
         assert last == {k: v for k, v in answer.items() if k not in changing}
         if answer["stopping_word"]:
             assert answer["stop_type"] == "word" and answer["stopping_word"] in more["stop"]
+
+
+def test_a_gap_has_tokens_chances_and_a_form(filling: tuple[Server, tuple[str, ...]]) -> None:
+    """As `/completion` has them."""
+    server, _ = filling
+    asked = {"json_schema": FLAG, "return_tokens": True, "n_probs": 1, "n_predict": 40}
+    found = filled(server, **asked)
+    assert list(json.loads(found["content"])) == ["on"]
+    assert found["tokens"] == ids_of(server, found["content"])
+    assert [t["id"] for t in found["completion_probabilities"]] == found["tokens"]
 
 
 def test_time_ends_an_answer_that_has_a_line(filling: tuple[Server, tuple[str, ...]]) -> None:

@@ -61,6 +61,7 @@ def said(reply: dict[str, Any]) -> str:
 def test_all_forms_show_the_same_image(asked: tuple[TestClient, Any]) -> None:
     """And get the answer that Python's door gets, streamed or not."""
     web, service = asked
+    assert web.get("/props").json()["modalities"]["vision"] is True
     first = answer(web, user(part(ONE), text("What?")))
     ids = service.m.prompt_ids("What?", images=[ONE])
     assert first["usage"]["prompt_tokens"] == len(ids)

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 from serve_kit import TALK, WEB, Server
 
-from models.serve import anthropic_blocks, items, messages, schema
+from models.serve import anthropic_blocks, items, messages, native_fields, schema
 from models.serve.fields import Body
 
 NEEDED: dict[str, Any] = {  # of the bodies below, by name
@@ -25,11 +25,11 @@ OWN: dict[type[Body], dict[str, Any]] = {
 BODIES = sorted(
     {
         found
-        for module in (schema, items, messages, anthropic_blocks)
+        for module in (schema, items, messages, anthropic_blocks, native_fields)
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, Body)
     }
-    - {Body, schema.Sampling},
+    - {Body, schema.Sampling, native_fields.NativeRequest},
     key=lambda body: body.__name__,
 )
 # There null bounds nothing, and what is left out 16 tokens

@@ -34,6 +34,7 @@ def test_what_an_answer_says_in_a_row_is_one_text() -> None:
     ]  # fmt: skip
     assert [h for h in found if h[0] == 1] == [(1, said("xy")), (1, END)]
     assert together(heard, one_by_one=True) == [[h] for h in heard]
+    assert together(heard, one_by_one=False, apart=True) == [heard]
 
 
 def test_an_inbox_gives_all_that_came_since() -> None:

@@ -13,16 +13,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ggraph.decode.sampler import SamplerConfig
+
 from . import schema
 from .anthropic import Messages
 from .anthropic_blocks import MessagesRequest
 from .common import B, CommonApi, EncoderApi, Handler, answering, checked, unknown, while_there
 from .conversations import Conversations, items_of, page_of
-from .engine import Service
+from .engine import SAMPLING, Service
 from .errors import REQUEST_ID, Refused
 from .generation import Asked, Generation
 from .guard import Guard
 from .infill import Infill
+from .native import Native
+from .native_fields import InfillRequest, NativeCompletion
 from .protocol import WIRE
 from .reader import Reader
 from .replies import Events
@@ -40,13 +44,14 @@ class Api(CommonApi):
     listener: Generation = field(init=False)
     kept: Responses = field(init=False)
     anthropic: Messages = field(init=False)
+    native: Native = field(init=False)
     gaps: Infill = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.listener = Generation(self.service, self.metrics)
         self.anthropic = Messages(self.listener)
-        self.gaps = Infill(self.listener)
+        self.native, self.gaps = Native(self.listener), Infill(self.listener)
         s = self.service.settings
         self.kept = Responses(self.listener, Conversations(s.kept, s.kept_bytes))
 
@@ -56,7 +61,9 @@ class Api(CommonApi):
         return {
             "/v1/chat/completions": self.chat,
             "/v1/completions": self.completions,
+            "/completion": self.completion,
             "/infill": self.infill,
+            "/apply-template": self.apply_template,
             "/v1/responses": self.responses,
             "/v1/responses/input_tokens": self.input_tokens,
             "/v1/responses/{id}/cancel": self.cancel_response,
@@ -79,6 +86,17 @@ class Api(CommonApi):
         """Of DELETE."""
         return {"/v1/responses/{id}": self.drop_response}
 
+    @property
+    def told_of(self) -> dict[str, Any]:
+        """What is known of the server and of how it samples by default."""
+        s, t, found = self.service, self.service.m.tokenizer, super().told_of
+        default = SamplerConfig()
+        drawn = {name: getattr(default, ours) for name, ours in SAMPLING.items() if name != "seed"}
+        found["default_generation_settings"]["params"] = {"n_predict": -1, **drawn}
+        found["modalities"]["vision"] = s.sees
+        ends = {"bos_token": t.bos_text, "eos_token": t.eos_text}
+        return {**found, "chat_template": t.chat_template or "", **ends}
+
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         asked = await self._begun(request, schema.ChatRequest, self.listener.chat)
@@ -93,9 +111,19 @@ class Api(CommonApi):
             begin = await run_in_threadpool(self.listener.completion, body)
         return await _reply(request, begin(), self.listener.events, self.listener.whole)
 
+    async def completion(self, request: Request) -> Response:
+        """POST /completion."""
+        asked = await self._begun(request, NativeCompletion, self.native.completion)
+        return await _reply(request, asked, self.native.events, self.native.whole)
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template."""
+        body = await self._read(request, schema.ChatRequest)
+        return JSONResponse({"prompt": await run_in_threadpool(self.listener.templated, body)})
+
     async def infill(self, request: Request) -> Response:
         """POST /infill."""
-        asked = await self._begun(request, schema.InfillRequest, self.gaps.prepared)
+        asked = await self._begun(request, InfillRequest, self.gaps.prepared)
         return await _reply(request, asked, self.gaps.events, self.gaps.whole)
 
     async def responses(self, request: Request) -> Response:

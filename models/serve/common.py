@@ -17,13 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match
 
-from ggraph import GgraphError
+from ggraph import GgraphError, __version__
 
 from . import embeddings, rerank, schema
 from .bodies import Bodies
 from .errors import REQUEST_ID, Refused, as_reply, ending, of_validation, request_id
 from .listener import Listener
 from .metrics import Metrics
+from .native_fields import NativeEmbedding
 from .reader import Reader
 
 LOG = logging.getLogger("ggraph.serve")
@@ -52,6 +53,8 @@ class CommonApi:
         """Handlers of POST, by their addresses."""
         return {
             "/v1/embeddings": self.embeddings,
+            "/embeddings": self.embedding,
+            "/embedding": self.embedding,
             "/v1/rerank": self.rerank,
             "/rerank": self.rerank,
             "/tokenize": self.tokenize,
@@ -64,6 +67,7 @@ class CommonApi:
         return {
             "/v1/models": self.models,
             "/v1/models/{id:path}": self.model,
+            "/props": self.props,
             "/health": self.health,
             "/metrics": self.show_metrics,
             "/": self.page,
@@ -87,10 +91,20 @@ class CommonApi:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
         asked = await self._read(request, schema.EmbeddingsRequest)
+        return JSONResponse(await self._embedded(request, asked))
+
+    async def embedding(self, request: Request) -> Response:
+        """POST /embedding: the same in llama-server's form."""
+        found = await self._embedded(request, await self._read(request, NativeEmbedding))
+        told = [{"index": d["index"], "embedding": [d["embedding"]]} for d in found["data"]]
+        return JSONResponse(told)
+
+    async def _embedded(self, request: Request, asked: schema.EmbeddingsRequest) -> dict[str, Any]:
         pooling = await run_in_threadpool(embeddings.pooling_for, self.service, asked)
         prompts = await run_in_threadpool(embeddings.prompts_of, self.service, asked)
         work = embeddings.embeddings(self.listener, prompts, pooling, asked)
-        return JSONResponse(await while_there(request, work))
+        found: dict[str, Any] = await while_there(request, work)
+        return found
 
     async def rerank(self, request: Request) -> Response:
         """POST /v1/rerank."""
@@ -148,6 +162,23 @@ class CommonApi:
         more = {"type": "model", "display_name": s.name, "created_at": made}
         return {**one, **more, "meta": facts}
 
+    async def props(self, request: Request) -> Response:
+        """GET /props."""
+        return JSONResponse(self.told_of)
+
+    @property
+    def told_of(self) -> dict[str, Any]:
+        """What is known of the server, in llama-server's names."""
+        s = self.service
+        return {
+            "model_alias": s.name,
+            "model_path": Path(s.m.model.checkpoint.path).name,  # where it is, is nobody's matter
+            "total_slots": s.settings.parallel,
+            "default_generation_settings": {"n_ctx": s.context},
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"ggraph {__version__}",
+        }
+
     async def health(self, request: Request) -> Response:
         """GET /health: 200 where answers can be had."""
         worker = self.service.worker
@@ -198,8 +229,8 @@ class EncoderApi(CommonApi):
 
 
 TEXTS = (
-    "/v1/chat/completions", "/v1/completions", "/infill", "/v1/responses",
-    "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
+    "/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/apply-template",
+    "/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
 )  # fmt: skip
 
 

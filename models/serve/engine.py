@@ -89,6 +89,7 @@ class Service(Reader):
     smaller: Model | None = None  # that drafts
     slots: int = field(init=False)  # of the cache
     batch: Batch = field(init=False)
+    sees: bool = field(init=False, default=False)  # whether it reads images
 
     def __post_init__(self, cache_tokens: int | None) -> None:
         m, parallel = self.m, self.settings.parallel
@@ -103,6 +104,7 @@ class Service(Reader):
         self.worker = Worker(self.batch, parallel + self.settings.queued)
         with suppress(InputError, ModelError):  # who shows an image is told
             m.eye.most = self.slots  # whoever is not in the cache any more has his read again
+            self.sees = True
 
     def stop(self) -> None:
         """End every answer, and write what the disk is to keep."""
@@ -176,24 +178,26 @@ class Service(Reader):
     ) -> list[int]:
         """Token ids of a conversation, with rows in the place of its images' where they are `read`.
         Refused where it is too long, with tools and calls, or the template objects."""
-        self.check_letters(sum(map(len, texts([messages, extra]))), "messages")
-        if images:
-            return self._seen(messages, images, read=read, **extra)
-        text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
-        self.check_letters(len(text), "messages")
-        return self._fits(self.m.tokenizer.encode_sewn(text, seam, self.context), "messages")
-
-    def _seen(
-        self, messages: Sequence[Any], images: Sequence[bytes], *, read: bool, **extra: Any
-    ) -> list[int]:
-        """The same with images."""
-        text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
-        self.check_letters(len(text), "messages")
+        text, seam = self._sewn(messages, extra)
+        if not images:
+            return self._fits(self.m.tokenizer.encode_sewn(text, seam, self.context), "messages")
         try:
             ids = self.eye.ids(text, seam, images, self.context, read=read)
         except InputError as error:
             raise Refused(str(error), param="messages") from None
         return self._fits(ids, "messages")
+
+    def chat_text(self, messages: Sequence[dict[str, Any]], **extra: Any) -> str:
+        """What the template makes of a conversation: in it markers count, whoever wrote them."""
+        text, seam = self._sewn(messages, extra)
+        return text.replace(seam, "")
+
+    def _sewn(self, messages: Sequence[dict[str, Any]], extra: dict[str, Any]) -> tuple[str, str]:
+        """As `sewn_prompt`. Refused where there are more letters than fit."""
+        self.check_letters(sum(map(len, texts([messages, extra]))), "messages")
+        text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
+        self.check_letters(len(text), "messages")
+        return text, seam
 
     def stem_of(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ggraph.text.tokenizer import Tokenizer
 
 from .errors import Refused
-from .schema import Extra, InfillRequest
+from .native_fields import Extra, InfillRequest
 
 MARKS = ("fim_pre", "fim_suf", "fim_mid")  # of what is before, of what is behind, of the gap
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused or cut before anybody reads it

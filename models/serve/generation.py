@@ -81,6 +81,16 @@ class Generation(Listener):
         images = self.service.images_in(asked.messages)
         return len(self.service.chat_ids(messages, images, read=False, **more))
 
+    def templated(self, asked: ChatRequest) -> str:
+        """A conversation as the text that a template makes of it. Refused where an image is in it,
+        which is no text."""
+        if any(m.images for m in asked.messages):
+            raise Refused(
+                "messages: an image is no text: ask /v1/chat/completions", param="messages"
+            )
+        messages, more = self.conversation(asked)
+        return self.service.chat_text(messages, **more)
+
     def conversation(self, asked: ChatRequest) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """What a template makes a prompt of: messages and variables."""
         told, _ = chosen(asked.tools or (), asked.tool_choice)

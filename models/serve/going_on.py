@@ -21,7 +21,9 @@ from .errors import MESSAGES
 from .replies import DONE, failed
 from .told import END
 
-ANSWERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES, "/infill")
+ANSWERS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES, "/completion", "/infill",
+)  # fmt: skip
 BUSY, UNABLE = 429, 503  # another replica may have room; this one has failed
 LOG = logging.getLogger("ggraph.serve")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts

@@ -101,11 +101,13 @@ class Inbox:
                 self._waits = waits and wire.idle
 
 
-def together(heard: Sequence[Heard], *, one_by_one: bool) -> list[list[Heard]]:
+def together(heard: Sequence[Heard], *, one_by_one: bool, apart: bool = False) -> list[list[Heard]]:
     """What was heard, in one part: all that an answer says in a row is one text there, but for what
-    is told with chances. Or as it is, `one_by_one`."""
+    is told with chances, unless tokens are to stay `apart`. Or as it is, `one_by_one`."""
     if one_by_one:
         return [[h] for h in heard]
+    if apart:
+        return [list(heard)]
     found, last = list[Heard](), dict[int, int]()  # where each answer's latest text is
     for index, what in heard:
         at = last.get(index)

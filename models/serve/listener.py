@@ -41,8 +41,9 @@ class Listener:
         silence = _Silence(answers, seconds)
         try:
             while left:
-                heard = together(await answers.said.take(), one_by_one=journal is not None)
-                for items in heard:
+                heard = await answers.said.take()
+                one_by_one = journal is not None
+                for items in together(heard, one_by_one=one_by_one, apart=answers.apart):
                     for index, what in items:
                         if isinstance(what, Ended):
                             left -= 1

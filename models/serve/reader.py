@@ -27,12 +27,14 @@ ROWS: dict[Pooling, int | None] = {"mean": None, "cls": 0, "last": -1}  # of whi
 
 @dataclass(eq=False)
 class Answers:
-    """The answers to one request: what they say comes through `said`, with the index of each."""
+    """The answers to one request: what they say comes through `said`, with the index of each, and
+    where it is to be told in tokens, too, each of these `apart`."""
 
     tickets: list[Ticket]
     said: Inbox
     prompt_tokens: int
     journal: Journal | None = None
+    apart: bool = False
 
 
 @dataclass(eq=False)
@@ -87,7 +89,8 @@ class Reader:
         or too many."""
         if isinstance(prompt, str):
             prompt = self.readable(prompt, param, self.longest if complete else None)
-            ids = self.m.tokenizer.encode(prompt, special=special, bos=None, most=self.context)
+            bos = False if special and self._begun(prompt) else None
+            ids = self.m.tokenizer.encode(prompt, special=special, bos=bos, most=self.context)
             if not complete:
                 return self._fits(ids, param)
             ends = self.m.tokenizer.vocabulary.suffix
@@ -97,6 +100,12 @@ class Reader:
         if any(t >= most for t in prompt):
             raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)
         return self._fits(list(prompt), param)
+
+    def _begun(self, text: str) -> bool:
+        """Whether a text begins with the markers that every prompt begins with, as templates write
+        them: no model was taught to read them twice."""
+        t = self.m.tokenizer
+        return bool(head := t.decode(t.vocabulary.prefix)) and text.startswith(head)
 
     def readable(self, text: str, param: str, longest: int | None) -> str:
         """The text, or of one that is cut the letters that can be read. Refused where another has

@@ -188,7 +188,7 @@ class Dialect:
         if self.chat:
             return {
                 "content": [
-                    {**self._entry(c), "top_logprobs": [self._entry(b) for b in best]}
+                    {**self.entry(c), "top_logprobs": [self.entry(b) for b in best]}
                     for c, best in known
                 ],
                 "refusal": None,
@@ -200,7 +200,8 @@ class Dialect:
             "text_offset": [s.at for s in said if s.chance is not None],
         }
 
-    def _entry(self, c: Chance) -> dict[str, Any]:
+    def entry(self, c: Chance) -> dict[str, Any]:
+        """A token as text and bytes, and the logarithm of its chance."""
         raw = self._bytes(c.token)
         return {"token": self._shown(c.token), "logprob": c.logprob, "bytes": list(raw)}
 

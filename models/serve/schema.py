@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AliasChoices,
     BeforeValidator,
     Field,
     ValidationInfo,
@@ -242,33 +241,12 @@ class CompletionRequest(Sampling):
         return short and not self.suffix and self.response_format is None
 
 
-class Extra(Body):
-    """A part of another file, which a model is told before the one with the gap."""
-
-    filename: OrNull[Annotated[str, Field(max_length=4096)]] = "file"
-    text: OrNull[LongText] = ""
-
-
-class InfillRequest(Sampling):
-    """POST /infill, with llama-server's names. The gap is behind `input_prefix` and `prompt`, which
-    is what stands before it in its line. A line that begins with less than `n_indent` spaces or
-    tabs ends the answer, and so do `t_max_predict_ms` behind its first token, once it has a line's
-    end. The reply has only `response_fields` where that names any, `a/b` for what is within `a`."""
-
-    input_prefix: LongText
-    input_suffix: LongText
-    input_extra: OrNull[Annotated[list[Extra], items(MOST_LIST)]] = Field(default_factory=list)
-    prompt: OrNull[LongText] = ""
-    n_predict: OrNull[Annotated[int, Field(ge=-1, lt=1 << 63)]] = -1
-    n: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        None, validation_alias=AliasChoices("n_cmpl", "n")
-    )
-    n_indent: OrNull[Annotated[int, Field(ge=0, le=1024)]] = 0
-    t_max_predict_ms: OrNull[Annotated[int, Field(ge=-1, lt=1 << 31)]] = 0
-    response_fields: OrNull[Annotated[list[Annotated[str, Field(max_length=256)]], items(64)]] = (
-        Field(default_factory=list)
-    )
-    lora: Annotated[Any, only([])] = None
+ToRead = (
+    LongText
+    | TokenIds
+    | Annotated[list[LongText], items(256, least=1)]
+    | Annotated[list[TokenIds], items(256, least=1)]
+)
 
 
 class EmbeddingsRequest(Body):
@@ -276,12 +254,7 @@ class EmbeddingsRequest(Body):
     it is not given; the result has length 1, of its first `dimensions` where that is given."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
-    input: (
-        LongText
-        | TokenIds
-        | Annotated[list[LongText], items(256, least=1)]
-        | Annotated[list[TokenIds], items(256, least=1)]
-    )
+    input: ToRead
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Pooling | None = None
     parse_special: OrNull[bool] = False
