@@ -71,6 +71,13 @@ def variants() -> dict[str, Isa]:
     return found
 
 
+def makers() -> dict[str, Isa]:
+    """The same, and with 512 bits what is made for the processors of another maker."""
+    here, other = limited(host(), "avx512"), {True: "icelake-server", False: "znver5"}
+    wide = {"another maker's": replace(here, cpu=other[here.cpu.startswith("znver")])}
+    return variants() | (wide if here.lanes > 8 else {})
+
+
 def call_with(jit: Jit, name: str, **values: Any) -> None:
     """Run one kernel of another variant on one thread."""
     asm = Assembler(jit)

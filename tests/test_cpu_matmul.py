@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from cpu_calls import activations, call, call_with, packed_weight, product, variants
+from cpu_calls import activations, call, call_with, makers, packed_weight, product, variants
 from guard_pages import guarded
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,7 +180,7 @@ def test_quantised_activations(seed: int, scale: float) -> None:
     assert np.allclose(sums, meaning.reshape(3, 3, 32).sum(-1), rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", makers())
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_every_variant_gives_the_same_bits(dtype: DType, variant: str) -> None:
     # beyond what shares unpacked codes, or a batch of x, and beyond a batch
@@ -189,7 +189,7 @@ def test_every_variant_gives_the_same_bits(dtype: DType, variant: str) -> None:
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
     want = product(dtype, tiles, x, n, k, threads=1)
     y = np.zeros((m, n), np.float32)
-    name, jit = "matmul_" + layout_of(dtype).name, Jit(variants()[variant])
+    name, jit = "matmul_" + layout_of(dtype).name, Jit(makers()[variant])
     strides = {"xs": x.strides[0], "ys": y.strides[0]}
     call_with(jit, name, w=tiles, x=x, y=y, n=n, k=k, m=m, add=0, adds=0, unit=1, **strides)
     assert np.array_equal(y, want)

@@ -67,6 +67,12 @@ class Isa:
         return known and self.cpu != "znver4"
 
     @property
+    def unpacks_beside(self) -> bool:
+        """Whether codes are unpacked while others are multiplied: where vectors have 512 bits,
+        AMD's have two pipes beside the two that multiply, and Intel's have none."""
+        return self.lanes == 16 and self.cpu.startswith("znver")
+
+    @property
     def bypasses(self) -> bool:
         """Whether what is asked for past the caches comes as fast as what is kept: on AMD's, but
         not on Zen 4, where one thread then decodes a tenth slower with 512 bits. Intel's then have

@@ -6,6 +6,7 @@ Legend: lanes are rows of the tile, from row `first` on; j number of the block i
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from llvmlite import ir
 
@@ -142,11 +143,47 @@ class Block:
         return found if lifted(k, a) else found ^ words.SIGN
 
 
+class Weights(Protocol):
+    """A block, however it lies: `outputs` of its rows, all its columns."""
+
+    @property
+    def k(self) -> Kernel:
+        """The kernel that is made."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """How the matrix is packed."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix."""
+        ...
+
+    def codes(self, group: int, part: int) -> Val:
+        """Codes or values of columns 4 * group .. + 3 of a part, one vector of bytes."""
+        ...
+
+    def scales(self, sub: int, first: int, lanes: int) -> Val:
+        """Scales of a part of the columns, float32, from output `first` on."""
+        ...
+
+    def minimums(self, sub: int, first: int, lanes: int) -> Val:
+        """What is added to a weight in a part of the columns, float32."""
+        ...
+
+
 @dataclass(frozen=True)
 class Abreast:
     """The same block of several tiles, as one block of all their rows."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[Weights]
+
+    @property
+    def k(self) -> Kernel:
+        """The kernel that is made."""
+        return self.blocks[0].k
 
     @property
     def layout(self) -> Layout:
@@ -160,7 +197,7 @@ class Abreast:
 
     def codes(self, group: int, part: int) -> Val:
         """As a block's, of the tile in which the part is."""
-        each = TILE // self.blocks[0].k.isa.lanes
+        each = TILE // self.k.isa.lanes
         return self.blocks[part // each].codes(group, part % each)
 
     def scales(self, sub: int, first: int, lanes: int) -> Val:

@@ -16,9 +16,9 @@ from ggraph.backends.cpu.codegen.simd import F32, I64, Kernel, Num, Val, kernel,
 from ggraph.backends.cpu.kernels import amx, opened
 from ggraph.backends.cpu.kernels.blocks import ahead
 from ggraph.backends.cpu.kernels.elementwise import UNITS, Emit2
-from ggraph.backends.cpu.kernels.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
+from ggraph.backends.cpu.kernels.matmul import AHEAD, quantised_pass, tile_bytes
 from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, SIDE, Group
-from ggraph.backends.cpu.kernels.passes import Rows, in_passes, of_height, rows_from
+from ggraph.backends.cpu.kernels.passes import ROWS, Rows, in_passes, of_height, rows_from
 from ggraph.backends.cpu.kernels.quantise import in_fours
 from ggraph.backends.cpu.kernels.sums import add_block
 from ggraph.backends.cpu.kernels.tiles import ALL_LAYOUTS, BLOCK, TILE, X_BLOCK, Layout, Packed
@@ -31,8 +31,11 @@ PAIR = BLOCK // TILE  # tiles of a matrix in a pair
 def at_once(isa: Isa, gate: Packed, up: Packed, rows: int) -> bool:
     """Whether a kernel here makes a gated unit of so many rows faster than one product after the
     other: both matrices packed alike, and rows that meet some of their tiles in one go."""
-    alike = isinstance(gate, Layout) and gate is up
-    return alike and rows >= opened.OPEN_ROWS and (amx.takes(isa, gate) or opened.opens(isa, gate))
+    if not isinstance(gate, Layout) or gate is not up:
+        return False
+    if amx.takes(isa, gate):
+        return rows >= opened.MANY
+    return opened.opens(isa, gate) and rows >= opened.least(isa)
 
 
 def _behind(first: Val, i: Val) -> Val:
@@ -105,13 +108,12 @@ def _high(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None
 
 def _opened(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None:
     """With blocks that are opened for a group of rows."""
-    group = Group.of(k, layout, ROWS[k.isa.lanes], ahead(k, AHEAD), add_block, 2 * SIDE)
+    group = Group.of(k, layout, ahead(k, AHEAD), add_block, 2 * SIDE)
     for pair, stop in opened.sides(k, pairs, SIDE // PAIR):
         tiles = Tiles(k, unit, size, pair, stop)
         for first, rows in in_passes(k, GROUP_ROWS, k.arg("m")):
             row_at = rows_from(k, k.arg("x") + k.arg("xs") * first)
-            for i in k.loop(0, tiles.count):
-                group.beside(i).run(tiles.at(i), rows, row_at)
+            group.run(tiles.at, tiles.count, rows, row_at)
             tiles.write(group.sums, opened.APART, rows, partial(_behind, first))
 
 

@@ -17,6 +17,7 @@ from ggraph.backends.cpu.kernels.elementwise import UNITS, Emit2
 from ggraph.backends.cpu.kernels.gated import PACKED, PAIR, Tiles, kernel_name
 from ggraph.backends.cpu.kernels.matmul import Walk, register
 from ggraph.backends.cpu.kernels.matmul_id import (
+    HIGH,
     MOST_ROWS,
     SORTED,
     Chosen,
@@ -26,7 +27,6 @@ from ggraph.backends.cpu.kernels.matmul_id import (
     expert_at,
     expert_passes,
     high_rows,
-    least_of,
     opened_rows,
     pairs_in_passes,
 )
@@ -42,8 +42,11 @@ def _walk(unit: Emit2, k: Kernel, walk: Walk) -> None:
     each = (pairs + (pieces - 1)) // pieces
     walk = replace(walk, called=True)
     few = partial(_few_rows, k, unit, walk, k.scratch(2 * PAIR * _apart(walk)))
-    fast = walk.tiled is not None or walk.opened is not None
-    least = least_of(walk) if fast else SORTED + 1  # never
+    least = SORTED + 1  # never
+    if walk.tiled is not None:
+        least = HIGH
+    elif walk.opened is not None:
+        least = opened.least(k.isa)
     each_expert(k, Doing(pairs, each, least, partial(_many_rows, k, unit, walk), few))
 
 

@@ -18,16 +18,10 @@ from ggraph.backends.cpu.codegen.simd import F32X8, I64, STREAM, Kernel, Num, Va
 from ggraph.backends.cpu.kernels import amx, opened
 from ggraph.backends.cpu.kernels.blocks import FAR_AHEAD, ahead, blocks_of
 from ggraph.backends.cpu.kernels.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
-from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, OPEN_ROWS, Group
+from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, Group
 from ggraph.backends.cpu.kernels.passes import (
-    Rows,
-    floats,
-    homes,
-    in_passes,
-    of_height,
-    rows_from,
-    write_row,
-)
+    ABREAST, ABREAST_ROWS, ROWS, Rows, floats, homes, in_passes, of_height, rows_from, write_row,
+)  # fmt: skip
 from ggraph.backends.cpu.kernels.places import Places
 from ggraph.backends.cpu.kernels.sums import add_block
 from ggraph.backends.cpu.kernels.tiles import (
@@ -41,11 +35,7 @@ from ggraph.backends.cpu.kernels.tiles import (
 )
 from ggraph.backends.cpu.runtime.taking import taken
 
-# Rows of x per pass, by lanes: vectors of 512 bits have twice the registers. Of many rows they meet
-# two tiles abreast, half as many at a time: what is loaded of x then serves twice as many products.
-ROWS = {8: 5, 16: 8}
 MOST = max(*ROWS.values(), *FLOAT_ROWS.values())
-ABREAST, ABREAST_ROWS = 2, 6
 # Bytes between use and prefetch where `blocks.ahead` takes no more, or weights come from memory to
 # the second cache: 2 KB are 7 to 9 % faster than its 8 there, on weights of 1.2 GB behind a third
 # cache of 480 MB, and up to a quarter slower on weights that this keeps.
@@ -104,8 +94,8 @@ class Walk:
     """How a layout is walked: rows of a tile, most and least ones of a pass, bytes of a tile, home
     of the sums, and whether a pass is called: that takes a fiftieth of the time in which a tile of
     codes comes from memory, and code that has several places once. And how whole heights of rows
-    are, where the processor has tiles, or many rows, with blocks opened where its vectors are
-    narrow, else tiles abreast, or few rows, where several places of memory are better than one."""
+    are, where the processor has tiles, or many rows, with blocks opened where unpacking takes turns
+    with products, else tiles abreast, or few rows, where several places of memory are better."""
 
     tile: int
     rows: int
@@ -216,9 +206,8 @@ def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, tiles: tuple[
     """Many rows with some tiles, for a group of which a tile's blocks are opened once."""
     t, stop = tiles
     for first, rows in in_passes(k, GROUP_ROWS, k.arg("m")):
-        for i in k.loop(t, stop):
-            weights, x = _place(k, walk, at, i, first)
-            group.beside(i - t).run(weights, rows, rows_from(k, x))
+        weights, x = _place(k, walk, at, t, first)
+        group.run(walk.from_tile(weights), stop - t, rows, rows_from(k, x))
         _write_beside(k, walk, at, tiles, first, rows, group.sums, opened.APART)
 
 
@@ -230,7 +219,7 @@ def _walk(k: Kernel, walk: Walk) -> None:
         _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
         return
     first, end = (k.var(bound) for bound in k.part(tiles, unit))
-    with k.when(m >= OPEN_ROWS):
+    with k.when(m >= opened.MANY):
         first.value = tiles  # nothing is left for the loops below, which have code of their own
         for t in _many_rows(k, walk, at, tiles):
             first.value = t
@@ -260,10 +249,20 @@ def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
     """Many rows with such of the tiles as no other thread has taken. Gives the tile that is left to
     do, if this thread took that: the last one, where tiles come abreast and it has none beside it.
     """
-    if walk.opened is not None:
+    if walk.opened is None:
+        yield from _abreast_rows(k, walk, at, tiles)
+        return
+    m, least = k.arg("m"), opened.least(k.isa)
+    with k.when(m >= least):
         for some in opened.sides(k, tiles):
             _opened_groups(k, walk, walk.opened, at, some)
-        return
+    if walk.abreast is not None:
+        with k.when(m < least):
+            yield from _abreast_rows(k, walk, at, tiles)
+
+
+def _abreast_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
+    """The same without opening blocks."""
     if walk.abreast is None:
         for t in taken(k, tiles):
             _groups(k, walk, at, t)
@@ -362,7 +361,7 @@ def _build(k: Kernel, layout: Packed, walk_rows: WalkRows, most: int, at_places:
     if not tiled:
         group = None
         if opened.opens(k.isa, layout):
-            group = Group.of(k, layout, rows, ahead(k, AHEAD), add_block)
+            group = Group.of(k, layout, ahead(k, AHEAD), add_block)
         abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
         again = group is None and abreast is None  # few and many rows are done alike
         walk = Walk(layout.tile, rows, least, size, home, run, again, None, group, abreast, places)

@@ -10,9 +10,16 @@ from functools import partial
 from ggraph.backends.cpu.codegen import routine, words
 from ggraph.backends.cpu.codegen.simd import I32, I64, Kernel, Num, Val
 from ggraph.backends.cpu.kernels import amx, opened
-from ggraph.backends.cpu.kernels.matmul import ABREAST, Walk, register
-from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, OPEN_ROWS, SIDE, Group
-from ggraph.backends.cpu.kernels.passes import Rows, homes, in_passes, of_height, write_row
+from ggraph.backends.cpu.kernels.matmul import Walk, register
+from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, MANY, SIDE, Group
+from ggraph.backends.cpu.kernels.passes import (
+    ABREAST,
+    Rows,
+    homes,
+    in_passes,
+    of_height,
+    write_row,
+)
 from ggraph.backends.cpu.kernels.places import Places
 from ggraph.backends.cpu.kernels.tiles import ALL_LAYOUTS
 from ggraph.backends.cpu.runtime.taking import Taking
@@ -158,12 +165,8 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
     """
     tiles = (k.arg("n") + (walk.tile - 1)) // walk.tile
     many, few = partial(_many_rows, k, walk), partial(_few_rows, k, walk)
-    each_expert(k, Doing(tiles, _each(walk, tiles), least_of(walk), many, few))
-
-
-def least_of(walk: Walk) -> int:
-    """Pairs of an expert that are worth what is prepared for many."""
-    return OPEN_ROWS if walk.tiled is None else HIGH
+    least = MANY if walk.tiled is None else HIGH
+    each_expert(k, Doing(tiles, _each(walk, tiles), least, many, few))
 
 
 def _each(walk: Walk, tiles: Val) -> Num:
@@ -198,19 +201,30 @@ def _many_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> Iterator[Val]
         for some in high_rows(k, walk.tiled, own, tile_at, end - first):
             _write_pairs(k, walk, tiles, some, walk.tiled.home, amx.APART)
         return
-    if walk.opened is not None:
+    if walk.opened is None:
+        yield from _abreast_rows(k, walk, tiles, own)
+        return
+    least = opened.least(k.isa)
+    with k.when(own.count >= least):
         for some in opened_rows(k, walk.opened, own, tile_at, end - first):
             _write_pairs(k, walk, tiles, some, walk.opened.sums, opened.APART)
-        return
+    if walk.abreast is not None:
+        with k.when(own.count < least):
+            yield from _abreast_rows(k, walk, tiles, own)
+
+
+def _abreast_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> Iterator[Val]:
+    """Pairs of an expert with a piece of its tiles, abreast where these can be. Gives the one that
+    has none beside it."""
+    first, end = tiles
     if walk.abreast is None:
         for t in k.loop(first, end):
             _rows(k, walk, t, own)
         return
-    with k.if_else((end - first).eq(ABREAST)) as (whole, rest):
-        with whole:
-            _rows(k, walk.abreast, first // ABREAST, own)
-        with rest:
-            yield first
+    for i in k.loop(first // ABREAST, end // ABREAST):
+        _rows(k, walk.abreast, i, own)
+    with k.when((end % ABREAST).ne(0)):
+        yield end - 1
 
 
 def high_rows(
@@ -234,8 +248,7 @@ def opened_rows(
 ) -> Iterator[Chosen]:
     """The same with tiles that are opened for a group of pairs at a time."""
     for some in pairs_in_passes(k, GROUP_ROWS, own):
-        for i in k.loop(0, tiles):
-            group.beside(i).run(tile_at(i), some.count, some.row)
+        group.run(tile_at, tiles, some.count, some.row)
         yield some
 
 

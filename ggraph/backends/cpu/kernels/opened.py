@@ -1,18 +1,29 @@
-"""Products of many rows where vectors have 256 bits: a few blocks are opened once for all rows.
+"""Products of many rows where unpacking takes turns with them: a few blocks are opened for all.
 
 Opened, a block's codes are bytes and its scales float32, on the thread's stack. Passes of few rows
-then only multiply: with four pipes for vectors, unpacking anew in each would take a fifth of them.
+then only multiply: unpacking anew in each would take a fifth of four pipes for vectors of 256 bits,
+and of Intel's two for 512 bits a quarter.
 
 Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the stack.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from ggraph.backends.cpu.codegen import routine
 from ggraph.backends.cpu.codegen.isa import Isa
-from ggraph.backends.cpu.codegen.simd import F32, I8, Kernel, Num, Val, vec
-from ggraph.backends.cpu.kernels.blocks import Block, Following
-from ggraph.backends.cpu.kernels.passes import Held, homes, in_passes, of_height
+from ggraph.backends.cpu.codegen.simd import F32, I8, I64, Kernel, Num, Val, vec
+from ggraph.backends.cpu.kernels.blocks import Abreast, Block, Following
+from ggraph.backends.cpu.kernels.passes import (
+    ABREAST,
+    ABREAST_ROWS,
+    ROWS,
+    Held,
+    floats,
+    in_passes,
+    of_height,
+)
+from ggraph.backends.cpu.kernels.sums import Sum
 from ggraph.backends.cpu.kernels.tiles import (
     BLOCK,
     GROUP_BYTES,
@@ -25,9 +36,14 @@ from ggraph.backends.cpu.kernels.tiles import (
 )  # fmt: skip
 from ggraph.backends.cpu.runtime.taking import SHARES, taken
 
-OPEN_ROWS = 12  # rows for which blocks are opened: so many gain 3 % of Q4_K, 18 % of Q6_K
+MANY = 12  # rows for which blocks are opened: so many gain 3 % of Q4_K, 18 % of Q6_K
+# With 512 bits, where fewer meet tiles abreast: 24 lose a tenth of Q4_0 and Q8_0, 40 gain 21 % of
+# Q4_K, 25 % of Q6_K, 1 % of Q4_0 and 8 % of Q8_0.
+MANY_WIDE = 32
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
-CHUNK = 16  # blocks that are opened together, whole runs: 10 KB, which the nearest cache keeps
+CHUNK = (
+    16  # blocks that are opened together, whole runs: 10 KB a tile, which the nearest cache keeps
+)
 # Tiles whose results are written together, row after row: products take 2 to 7 % less than with one
 # (docs/log/2026-11-27-where-prompts-lost-time.md).
 SIDE = 8
@@ -63,8 +79,16 @@ class Opened:
 
 
 def opens(isa: Isa, layout: Packed) -> bool:
-    """Whether blocks of a layout are opened for many rows: codes that are bytes already are not."""
-    return isinstance(layout, Layout) and isa.lanes == HALF and layout.planes != (8,)
+    """Whether blocks of a layout are opened for many rows. Codes that are bytes already are not
+    worth it with 256 bits; with 512, Q8_0's products take 0.89 of their time."""
+    if not isinstance(layout, Layout) or isa.unpacks_beside:
+        return False
+    return isa.lanes > HALF or layout.planes != (8,)
+
+
+def least(isa: Isa) -> int:
+    """Rows from which on blocks are opened, which is `MANY` or more."""
+    return MANY_WIDE if isa.lanes > HALF else MANY
 
 
 def sides(k: Kernel, tiles: Val, most: int = SIDE) -> Iterator[tuple[Val, Val]]:
@@ -95,7 +119,7 @@ def _open(block: Block, to: Val) -> None:
         k.keep_order()
 
 
-Add = Callable[[Kernel, Opened, Sequence[Val], Sequence[Held]], None]
+Add = Callable[[Kernel, Abreast, Sequence[Val], Sequence[Sum]], None]
 
 
 @dataclass(frozen=True)
@@ -103,67 +127,92 @@ class Group:
     """The sums of a group of rows, with room for some tiles', and the blocks that are open; both of
     this thread.
 
-    `add` adds a block's products with some rows at once, `most` or fewer, to their sums. What lies
-    `ahead` bytes further is asked for between the passes of open blocks, a share in each: all of it
-    at once is more than a core has on its way, and memory would idle while rows are multiplied.
+    `add` adds the products of a block, or of that of some tiles `abreast`, with `most` rows at once
+    or fewer to their sums. What lies `ahead` bytes further is asked for between the passes of open
+    blocks, a share in each: all of it at once is more than a core has on its way, and memory would
+    idle while rows are multiplied.
     """
 
     k: Kernel
     layout: Layout
-    most: int
     ahead: Num
     add: Add
+    most: int
+    abreast: int
     sums: Val
     blocks: Val
 
     @staticmethod
-    def of(k: Kernel, layout: Layout, most: int, ahead: Num, add: Add, side: int = SIDE) -> "Group":
-        """On the stack."""
-        sums = k.scratch(side * APART)
-        blocks = k.scratch(CHUNK * opened_bytes(layout))
-        return Group(k, layout, most, ahead, add, sums, blocks)
+    def of(k: Kernel, layout: Layout, ahead: Num, add: Add, side: int = SIDE) -> "Group":
+        """On the stack, for up to `side` tiles, an even number."""
+        wide = k.isa.lanes > HALF
+        most, abreast = (ABREAST_ROWS, ABREAST) if wide else (ROWS[HALF], 1)
+        blocks = k.scratch(abreast * CHUNK * opened_bytes(layout))
+        return Group(k, layout, ahead, add, most, abreast, k.scratch(side * APART), blocks)
 
-    def beside(self, i: Val) -> "Group":
-        """With the sums of tile i of those that are written together."""
-        return replace(self, sums=self.sums + i * APART)
+    def run(
+        self, tile_at: Callable[[Val], Val], tiles: Val, rows: Val, row_at: Callable[[Val], Val]
+    ) -> None:
+        """Leave the sums of rows 0 .. `rows` - 1 with the weights of some tiles in `sums`, tile by
+        tile, row by row. `rows` is `least` or more; tiles and rows lie at the addresses that their
+        numbers give. A tile that has none beside it is its own neighbour."""
+        for i in self.k.loop(self.k.const(0, I64), tiles, self.abreast):
+            beside = [i, *(self.k.minimum(i + a, tiles - 1) for a in range(1, self.abreast))]
+            self._abreast([tile_at(t) for t in beside], self.sums + i * APART, rows, row_at)
 
-    def run(self, tile: Val, rows: Val, row_at: Callable[[Val], Val]) -> None:
-        """Leave the sums of rows 0 .. `rows` - 1 with a tile's weights in `sums`, row by row.
-        `rows` is OPEN_ROWS or more; `row_at` gives a row's address."""
+    def _abreast(
+        self, tiles: Sequence[Val], home: Val, rows: Val, row_at: Callable[[Val], Val]
+    ) -> None:
         k = self.k
-        for r in k.loop(0, rows):
-            for half in range(TILE // HALF):
-                k.store(self.sums + r * NUMBERS + half * HALF * 4, k.const(0.0, vec(F32, HALF)))
+        for i in range(self.abreast):
+            for at in k.loop(0, rows * NUMBERS, HALF * 4):
+                k.store(home + i * APART + at, k.const(0.0, vec(F32, HALF)))
         whole = k.arg("k") // BLOCK
         for first in k.loop(0, whole, CHUNK):
             count = k.minimum(whole - first, CHUNK)
-            run = tile + first // self.layout.blocks * self.layout.run_bytes
-            self._open_all(run, count)
-            self._passes(rows, row_at, first * X_BLOCK, count, run + self.ahead)
+            runs = [t + first // self.layout.blocks * self.layout.run_bytes for t in tiles]
+            for i, run in enumerate(runs):
+                self._open_all(run, count, self.blocks + i * self._room)
+            following = [Following(k, self.layout, run + self.ahead, count) for run in runs]
+            for row, height in in_passes(k, self.most, rows):
+                for some in following:
+                    some.ask(row + height, rows)
+                self._pass(home + row * NUMBERS, row, height, count, first * X_BLOCK, row_at)
 
-    def _passes(
-        self, rows: Val, row_at: Callable[[Val], Val], at: Val, count: Val, following: Val
-    ) -> None:
-        """All rows, from `at` bytes behind their addresses on, with `count` open blocks; asks for
-        as many bytes as these have been stored in, from `following` on."""
-        k = self.k
-        behind = Following(k, self.layout, following, count)
-        for first, height in in_passes(k, self.most, rows):
-            behind.ask(first + height, rows)
-            for some in of_height(k, height, self.most, (self.most + 1) // 2):  # never fewer
-                starts = [k.opaque(row_at(first + r) + at) for r in range(some)]
-                self._pass(starts, self.sums + first * NUMBERS, count)
+    @property
+    def _room(self) -> int:
+        """Bytes of a tile's open blocks."""
+        return CHUNK * opened_bytes(self.layout)
 
-    def _open_all(self, run: Val, count: Val) -> None:
+    def _open_all(self, run: Val, count: Val, to: Val) -> None:
         k, layout, each = self.k, self.layout, opened_bytes(self.layout)
         for j in k.loop(0, count):
             here = run + j // layout.blocks * layout.run_bytes
-            _open(Block(k, layout, here, j % layout.blocks), self.blocks + j * each)
+            _open(Block(k, layout, here, j % layout.blocks), to + j * each)
 
-    def _pass(self, starts: list[Val], home: Val, count: Val) -> None:
-        """Some of the rows; their sums are at `home`."""
+    def _pass(
+        self, home: Val, row: Val, height: Val, count: Val, at: Val, row_at: Callable[[Val], Val]
+    ) -> None:
+        """`height` rows from one on, `at` bytes behind their addresses, with `count` open blocks;
+        their sums are at `home`."""
         k = self.k
-        sums = homes(k, home, TILE, len(starts))
+        for some in of_height(k, height, self.most, (self.most + 1) // 2):  # never fewer
+            starts = [row_at(row + r) + at for r in range(some)]
+            name = f"{k.spec.name}_opened_{some}"
+            routine.call(k, name, self._rows, home, self.blocks, count, *starts)
+
+    def _rows(self, home: Val, blocks: Val, count: Val, *starts: Val) -> None:
+        """The rows at these addresses. Where registers are few, sums stay in memory."""
+        k, each = self.k, opened_bytes(self.layout)
+        parts = [
+            i * APART + p * 4 for i in range(self.abreast) for p in range(0, TILE, k.isa.lanes)
+        ]
+        held = [Held(k, home + (part + r * NUMBERS)) for part in parts for r in range(len(starts))]
+        sums = [h if k.isa.lanes == HALF else k.var(h.value, floats(k)) for h in held]
         for j in k.loop(0, count):
-            block = Opened(k, self.layout, self.blocks + j * opened_bytes(self.layout))
-            self.add(k, block, [start + j * X_BLOCK for start in starts], sums)
+            here = k.opaque(blocks + j * each)
+            tiles = [Opened(k, self.layout, here + i * self._room) for i in range(self.abreast)]
+            self.add(k, Abreast(tiles), [start + j * X_BLOCK for start in starts], sums)
+        for h, own in zip(held, sums, strict=True):
+            if own is not h:
+                h.value = own.value

@@ -12,6 +12,10 @@ from ggraph.backends.cpu.codegen import words
 from ggraph.backends.cpu.codegen.simd import F32, F32X8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.kernels.tiles import HALF
 
+# Rows of x per pass, by lanes: vectors of 512 bits have twice the registers. Of many rows they meet
+# two tiles abreast, half as many at a time: what is loaded of x then serves twice as many products.
+ROWS = {8: 5, 16: 8}
+ABREAST, ABREAST_ROWS = 2, 6
 FROM_ONE = 4  # rows whose addresses are one register and what x86 adds to it: 0, 1, 2 or 3 steps
 
 

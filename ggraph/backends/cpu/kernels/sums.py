@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ggraph.backends.cpu.codegen import words
 from ggraph.backends.cpu.codegen.simd import Kernel, Num, Val
-from ggraph.backends.cpu.kernels.blocks import lifted
+from ggraph.backends.cpu.kernels.blocks import Weights, lifted
 from ggraph.backends.cpu.kernels.dots import Dot, widened
 from ggraph.backends.cpu.kernels.passes import floats
 from ggraph.backends.cpu.kernels.tiles import (
@@ -35,32 +35,6 @@ class Sum(Protocol):
 
     @value.setter
     def value(self, new: Num) -> None: ...
-
-
-class Weights(Protocol):
-    """A block, however it lies: `outputs` of its rows, all its columns."""
-
-    @property
-    def layout(self) -> Layout:
-        """How the matrix is packed."""
-        ...
-
-    @property
-    def outputs(self) -> int:
-        """Rows of the matrix."""
-        ...
-
-    def codes(self, group: int, part: int) -> Val:
-        """Codes or values of columns 4 * group .. + 3 of a part, one vector of bytes."""
-        ...
-
-    def scales(self, sub: int, first: int, lanes: int) -> Val:
-        """Scales of a part of the columns, float32, from output `first` on."""
-        ...
-
-    def minimums(self, sub: int, first: int, lanes: int) -> Val:
-        """What is added to a weight in a part of the columns, float32."""
-        ...
 
 
 def parts_of(k: Kernel, outputs: int) -> range:
