@@ -37,6 +37,7 @@ from models.cli.common import model_path
 from models.config import DecoderConfig
 from models.heads.mtp import drafted
 from models.registry import ARCHITECTURES, completed, config_from_hf
+from models.rotation import MADE
 from models.run.convert import FILE_TYPES, tensor_type, tensor_types, told
 from models.step import Step
 
@@ -163,7 +164,8 @@ def opened(values: Mapping[str, Any]) -> tuple[Architecture, DecoderConfig, dict
         s.held += ("nextn.shared_head_norm.weight",)
         drafted(s, weight("feature", (1, c.hidden_size), dtypes.F32))
     found = {n: RawTensor(n, dtypes.F32, d, empty(d)) for n, d in s.wrote.items()}
-    return a, c, a.stored(completed(found, c), c)
+    stored = a.stored(completed(found, c), c)
+    return a, c, {n: t for n, t in stored.items() if n not in MADE}
 
 
 def empty(shape: tuple[int, ...]) -> Array:

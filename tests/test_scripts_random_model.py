@@ -2,10 +2,12 @@
 and steps that stay finite."""
 
 import json
+import re
 import sys
 from math import prod
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -40,6 +42,16 @@ def test_as_many_weights_as_are_published(name: str) -> None:
     _, _, found = random_model.opened(random_model.SHAPES[name])
     count = sum(prod(t.shape) for t in found.values())
     assert round(count / 1e9, 2) == WEIGHTS[name]
+
+
+@pytest.mark.parametrize("name", sorted(random_model.SHAPES))
+def test_files_hold_tensors_that_llama_cpp_knows(name: str) -> None:
+    """Qwen3.5's held the factors that three rotations have, too: no other engine opened it."""
+    _, _, found = random_model.opened(random_model.SHAPES[name])
+    known = set(gguf.TENSOR_NAMES.values())
+    for n in found:
+        own = re.sub(r"^blk\.\d+", "blk.{bid}", re.sub(r"\.(weight|bias)$", "", n))
+        assert own in known, n
 
 
 PUBLISHED = {  # bytes of llama.cpp's own files of Q4_K_M, with their tokenizer

@@ -20,8 +20,17 @@ from ggraph.backends.cpu.kernels.blocks import FAR_AHEAD, ahead, blocks_of
 from ggraph.backends.cpu.kernels.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.kernels.opened import GROUP_ROWS, Group
 from ggraph.backends.cpu.kernels.passes import (
-    ABREAST, ABREAST_ROWS, ROWS, Rows, floats, homes, in_passes, of_height, rows_from, write_row,
-)  # fmt: skip
+    ABREAST,
+    ABREAST_ROWS,
+    ROWS,
+    Rows,
+    floats,
+    homes,
+    in_passes,
+    of_height,
+    rows_from,
+    write_row,
+)
 from ggraph.backends.cpu.kernels.places import Places
 from ggraph.backends.cpu.kernels.sums import add_block
 from ggraph.backends.cpu.kernels.tiles import (
@@ -75,7 +84,6 @@ def quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
 
 def _float_pass(k: Kernel, layout: FloatLayout) -> Pass:
     def run(home: Val, tile: Val, rows: Rows) -> None:
-        """The same with float weights and float activations."""
         columns = ((c, rows.at(c * 4)) for c in k.loop(0, k.arg("k")))
         float_sums(k, layout, home, tile, rows.count, columns, ahead(k, FLOAT_AHEAD))
 
@@ -247,8 +255,7 @@ def _few_rows(k: Kernel, walk: Walk, at: Bases, part: tuple[Val, Val]) -> None:
 
 def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
     """Many rows with such of the tiles as no other thread has taken. Gives the tile that is left to
-    do, if this thread took that: the last one, where tiles come abreast and it has none beside it.
-    """
+    do, if this thread took it: where tiles come abreast the last one, if none is beside it."""
     if walk.opened is None:
         yield from _abreast_rows(k, walk, at, tiles)
         return
@@ -359,9 +366,8 @@ def _build(k: Kernel, layout: Packed, walk_rows: WalkRows, most: int, at_places:
         return
     run = quantised_pass(k, layout)
     if not tiled:
-        group = None
-        if opened.opens(k.isa, layout):
-            group = Group.of(k, layout, ahead(k, AHEAD), add_block)
+        opens = opened.opens(k.isa, layout)
+        group = Group.of(k, layout, ahead(k, AHEAD), add_block) if opens else None
         abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
         again = group is None and abreast is None  # few and many rows are done alike
         walk = Walk(layout.tile, rows, least, size, home, run, again, None, group, abreast, places)
