@@ -24,9 +24,9 @@ from ggraph.backends.cpu.kernels.passes import (
     ABREAST_ROWS,
     ROWS,
     Rows,
-    floats,
     homes,
     in_passes,
+    near,
     of_height,
     rows_from,
     write_row,
@@ -62,22 +62,17 @@ def _codes_ahead(k: Kernel) -> Num:
 
 
 def quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
-    """Where registers are few, they hold codes, and the sums stay on the stack: one load and one
-    store per block."""
+    """Sums of some rows with a tile, or with some abreast, from zero on, `near` while they grow."""
 
     def run(home: Val, tile: Val, rows: Rows) -> None:
         """Sums of these rows of x with the weights of `tile` and those abreast, left in `home`."""
-        held = homes(k, home, TILE * abreast, rows.count)
-        sums = [h if k.isa.lanes == HALF else k.var(0.0, floats(k)) for h in held]
-        for own in sums:
-            own.value = 0.0
-        asked = _codes_ahead(k)
-        tiles = [tile + tile_bytes(k, layout) * i for i in range(abreast)]
-        for block, at in blocks_of(k, layout, tiles, asked):
-            add_block(k, block, rows.at(at), sums)
-        for h, own in zip(held, sums, strict=True):
-            if own is not h:
-                h.value = own.value
+        with near(k, homes(k, home, TILE * abreast, rows.count)) as sums:
+            for own in sums:
+                own.value = 0.0
+            asked = _codes_ahead(k)
+            tiles = [tile + tile_bytes(k, layout) * i for i in range(abreast)]
+            for block, at in blocks_of(k, layout, tiles, asked):
+                add_block(k, block, rows.at(at), sums)
 
     return run
 

@@ -19,8 +19,8 @@ from ggraph.backends.cpu.kernels.passes import (
     ABREAST_ROWS,
     ROWS,
     Held,
-    floats,
     in_passes,
+    near,
     of_height,
 )
 from ggraph.backends.cpu.kernels.sums import Sum
@@ -36,14 +36,14 @@ from ggraph.backends.cpu.kernels.tiles import (
 )  # fmt: skip
 from ggraph.backends.cpu.runtime.taking import SHARES, taken
 
-MANY = 12  # rows for which blocks are opened: so many gain 3 % of Q4_K, 18 % of Q6_K
-# With 512 bits, where fewer meet tiles abreast: 24 lose a tenth of Q4_0 and Q8_0, 40 gain 21 % of
+# Rows for which blocks are opened, or with 512 bits tiles come abreast: opened, so many gain 3 % of
+# Q4_K, 18 % of Q6_K.
+MANY = 12
+# Rows for which they are opened with 512 bits: 24 lose a tenth of Q4_0 and Q8_0, 40 gain 21 % of
 # Q4_K, 25 % of Q6_K, 1 % of Q4_0 and 8 % of Q8_0.
 MANY_WIDE = 32
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
-CHUNK = (
-    16  # blocks that are opened together, whole runs: 10 KB a tile, which the nearest cache keeps
-)
+CHUNK = 16  # blocks opened together, whole runs: 10 KB a tile, which the nearest cache keeps
 # Tiles whose results are written together, row after row: products take 2 to 7 % less than with one
 # (docs/log/2026-11-27-where-prompts-lost-time.md).
 SIDE = 8
@@ -202,17 +202,14 @@ class Group:
             routine.call(k, name, self._rows, home, self.blocks, count, *starts)
 
     def _rows(self, home: Val, blocks: Val, count: Val, *starts: Val) -> None:
-        """The rows at these addresses. Where registers are few, sums stay in memory."""
+        """The rows at these addresses."""
         k, each = self.k, opened_bytes(self.layout)
         parts = [
             i * APART + p * 4 for i in range(self.abreast) for p in range(0, TILE, k.isa.lanes)
         ]
         held = [Held(k, home + (part + r * NUMBERS)) for part in parts for r in range(len(starts))]
-        sums = [h if k.isa.lanes == HALF else k.var(h.value, floats(k)) for h in held]
-        for j in k.loop(0, count):
-            here = k.opaque(blocks + j * each)
-            tiles = [Opened(k, self.layout, here + i * self._room) for i in range(self.abreast)]
-            self.add(k, Abreast(tiles), [start + j * X_BLOCK for start in starts], sums)
-        for h, own in zip(held, sums, strict=True):
-            if own is not h:
-                h.value = own.value
+        with near(k, held) as sums:
+            for j in k.loop(0, count):
+                here = k.opaque(blocks + j * each)
+                tiles = [Opened(k, self.layout, here + i * self._room) for i in range(self.abreast)]
+                self.add(k, Abreast(tiles), [start + j * X_BLOCK for start in starts], sums)

@@ -4,12 +4,13 @@ Legend: a part is what one vector holds of a tile's outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llvmlite import ir
 
 from ggraph.backends.cpu.codegen import words
-from ggraph.backends.cpu.codegen.simd import F32, F32X8, Kernel, Num, Val, vec
+from ggraph.backends.cpu.codegen.simd import F32, F32X8, Kernel, Num, Val, Var, vec
 from ggraph.backends.cpu.kernels.tiles import HALF
 
 # Rows of x per pass, by lanes: vectors of 512 bits have twice the registers. Of many rows they meet
@@ -98,6 +99,17 @@ class Held:
     @value.setter
     def value(self, new: Num) -> None:
         self.k.store(self.at, new if isinstance(new, Val) else self.k.const(new, floats(self.k)))
+
+
+@contextmanager
+def near(k: Kernel, held: Sequence[Held]) -> Iterator[list[Held | Var]]:
+    """Sums as something adds to them: in registers where vectors have 512 bits, and so twice as
+    many, from where they go back; else where they wait, since registers hold codes."""
+    sums = [h if k.isa.lanes == HALF else k.var(h.value) for h in held]
+    yield sums
+    for h, own in zip(held, sums, strict=True):
+        if own is not h:
+            h.value = own.value
 
 
 def homes(k: Kernel, home: Val, tile: int, count: int) -> list[Held]:
